@@ -63,7 +63,7 @@ def holds_little(tree: object, most_numbers: int = 100_000) -> bool:
 
 
 @functools.cache
-def _known(options: tuple[tuple[str, Any], ...]) -> frozenset[str]:
+def _known(options: tuple[tuple[str, object], ...]) -> frozenset[str]:
     """Names of those options of the compiler that this version of XLA has: later ones drop some."""
     try:
         jax.jit(lambda: 0, compiler_options=dict(options)).lower().compile()

@@ -145,11 +145,11 @@ def _svi(model: Callable[..., None], num_samples: int) -> Draw:
     svi = SVI(model, guide, optimizer, Trace_ELBO())
 
     @quick_jit
-    def climb(state: Any, t: Any, counts: Any) -> tuple[Any, Any]:
+    def climb(state: object, t: object, counts: object) -> tuple[Any, Any]:
         return jax.lax.scan(lambda s, _: svi.update(s, t, counts), state, length=_SVI_STEPS // _SVI_ROUNDS)
 
     @quick_jit
-    def draws_of(params: Any, t: Any, counts: Any) -> dict[str, Any]:
+    def draws_of(params: object, t: object, counts: object) -> dict[str, Any]:
         sites = guide.sample_posterior(jax.random.key(2), params, sample_shape=(num_samples,))
         values = Predictive(model, sites)(jax.random.key(3), t, counts)
         return {**sites, "f": values["f"], "intensity": values["intensity"]}

@@ -58,8 +58,8 @@ class Objective:
         self,
         engine: Engine,
         run: GaussianRun,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         argument: str,
         old: np.ndarray,
         x: np.ndarray,
@@ -239,7 +239,7 @@ def _joint_information(
     return found
 
 
-def _real_leaves(tree: Any) -> tuple[list[Array], Callable[[list[Array]], Any]]:
+def _real_leaves(tree: object) -> tuple[list[Array], Callable[[list[Array]], Any]]:
     """The leaves of a tree that have derivatives, and what puts others in their places."""
     leaves, structure = jax.tree.flatten(tree)
     which = [k for k, leaf in enumerate(leaves) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]

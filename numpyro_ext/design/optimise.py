@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,17 +35,17 @@ class OptimisedDesign(NamedTuple):
 
 def optimise_design(
     engine: Engine,
-    *args: Any,
+    *args: object,
     argument: str,
-    bounds: Any,
+    bounds: object,
     score: Acquisition = expected_information_gain,
     size: int = 1,
     num_starts: int = 5,
     num_raw: int = 50,
-    starts: Any = None,
+    starts: object = None,
     num_steps: int = 100,
     rng_key: Array | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> OptimisedDesign:
     r"""The inputs, of a continuum, at which an observation is worth the most.
 
@@ -188,7 +188,7 @@ def _inputs_of(run: GaussianRun, argument: str) -> np.ndarray:
     return found.astype(jnp.result_type(float))
 
 
-def _bounds(bounds: Any, shape: tuple[int, ...], argument: str) -> tuple[np.ndarray, np.ndarray]:
+def _bounds(bounds: object, shape: tuple[int, ...], argument: str) -> tuple[np.ndarray, np.ndarray]:
     """Lowest and highest values, in the shape of one point."""
     try:
         pairs = np.asarray(bounds, float)
@@ -205,7 +205,7 @@ def _bounds(bounds: Any, shape: tuple[int, ...], argument: str) -> tuple[np.ndar
     return low, high
 
 
-def _starts(starts: Any, shape: tuple[int, ...], low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
+def _starts(starts: object, shape: tuple[int, ...], low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
     if starts is None:
         return None
     given = np.asarray(starts, float)

@@ -82,7 +82,7 @@ def plot_information(x: ArrayLike, entropy: ArrayLike, information: ArrayLike, a
     return axis
 
 
-def _axis(axis: Any) -> Any:
+def _axis(axis: object) -> Any:
     if axis is not None:
         return axis
     plt = optional("matplotlib.pyplot", "demo")

@@ -54,14 +54,14 @@ class Phase(NamedTuple):
 def compare_acquisitions(
     engine: BaseEngine[Any],
     rng_key: Array,
-    data: Mapping[str, Any] | Callable[[Array], Mapping[str, Any]],
+    data: Mapping[str, object] | Callable[[Array], Mapping[str, object]],
     acquisitions: Mapping[str, Acquisition | Sequence[Acquisition]] = DEFAULT,
     *,
     phases: Sequence[Phase] | None = None,
     num_labels: int = 30,
     num_initial: int = 5,
     num_repeats: int = 10,
-    test: float | Any = 0.5,
+    test: float | object = 0.5,
     observations: str = "y",
     mask: str = "labelled",
     show_progress: bool = True,
@@ -283,7 +283,7 @@ def _parted(
     return _Pools(is_test.reshape(shape), [m.reshape(shape) for m in members], [f.reshape(shape) for f in first])
 
 
-def _call(engine: BaseEngine[Any], arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _call(engine: BaseEngine[Any], arguments: Mapping[str, object]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     _, call = bound_arguments(engine.model, (), arguments)
     return call(arguments)
 

@@ -116,10 +116,10 @@ class SequentialDesign:
         observations: str | Mapping[str, str] | None = None,
         mask: str | Mapping[str, str] | None = None,
         refit_every: int | Literal["evidence"] | None = None,
-        candidates: tuple[Any, ...] | Mapping[str, Any] | None = None,
-        enter: Callable[[dict[str, Any], Any, Any], Mapping[str, Any]] | None = None,
-        test: Callable[[Any], float] | None = None,
-        **options: Any,
+        candidates: tuple[object, ...] | Mapping[str, object] | None = None,
+        enter: Callable[[dict[str, Any], object, object], Mapping[str, object]] | None = None,
+        test: Callable[[object], float] | None = None,
+        **options: object,
     ) -> None:
         if not isinstance(engine, BaseEngine | SMC):
             raise TypeError(f"SequentialDesign takes an engine of this package after its run, not {engine!r}.")
@@ -405,10 +405,10 @@ class SequentialDesign:
 
     # Candidates
 
-    def _number(self, site: str, place: Any) -> int:
+    def _number(self, site: str, place: object) -> int:
         return int(np.ravel_multi_index(place if isinstance(place, tuple) else (place,), self._shapes[site]))
 
-    def _candidate(self, place: Any) -> tuple[str, int]:
+    def _candidate(self, place: object) -> tuple[str, int]:
         if isinstance(place, Candidate):
             site, place = place.site, place.place
         elif len(self._shapes) == 1:
@@ -427,7 +427,7 @@ class SequentialDesign:
             raise ValueError(f"The observation at {place!r} of site {site!r} has a value already.")
         return site, number
 
-    def _checked(self, outlook: Outlook, number: int, value: Any) -> float:
+    def _checked(self, outlook: Outlook, number: int, value: object) -> float:
         """Log predictive density of a value, which has to be one of the support."""
         try:
             told = np.asarray(value, float)

@@ -25,7 +25,7 @@ class Observed(NamedTuple):
 
 
 def argument_names(
-    arguments: Mapping[str, Any], observed: Observed, observations: Given, mask: Given
+    arguments: Mapping[str, object], observed: Observed, observations: Given, mask: Given
 ) -> dict[str, tuple[str, str | None]]:
     """For each observed site the names of the arguments with its observations and its mask, the latter ``None`` where
     observations that are not seen are nan.
@@ -46,7 +46,7 @@ def argument_names(
 
 
 def with_told(
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     names: Mapping[str, tuple[str, str | None]],
     values: Mapping[str, np.ndarray],
     seen: Mapping[str, np.ndarray],
@@ -81,19 +81,19 @@ def _like(old: Any, new: np.ndarray) -> Any:
     return type(old)(new, **labels)
 
 
-def _name(given: Given, site: str, arguments: Mapping[str, Any], kind: str) -> str | None:
+def _name(given: Given, site: str, arguments: Mapping[str, object], kind: str) -> str | None:
     name = given.get(site) if isinstance(given, Mapping) else given
     if name is not None and name not in arguments:
         raise ValueError(f"{kind}={name!r}: the arguments of the model are {sorted(arguments)}.")
     return name
 
 
-def _alike(arguments: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+def _alike(arguments: Mapping[str, object], shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     arrays = {name: numbers_of(value) for name, value in arguments.items()}
     return {n: a for n, a in arrays.items() if a is not None and a.shape == shape and a.dtype.kind in "iufb"}
 
 
-def _found(arguments: Mapping[str, Any], site: str, value: np.ndarray, is_seen: np.ndarray) -> str:
+def _found(arguments: Mapping[str, object], site: str, value: np.ndarray, is_seen: np.ndarray) -> str:
     arrays = _alike(arguments, is_seen.shape)
     value = np.broadcast_to(value, is_seen.shape).astype(float)
 
@@ -112,7 +112,7 @@ def _found(arguments: Mapping[str, Any], site: str, value: np.ndarray, is_seen: 
     return _only(fitting, "observations", site, is_seen.shape, "hold the values observed")
 
 
-def _found_mask(arguments: Mapping[str, Any], site: str, is_seen: np.ndarray, *, may_be_nan: bool) -> str | None:
+def _found_mask(arguments: Mapping[str, object], site: str, is_seen: np.ndarray, *, may_be_nan: bool) -> str | None:
     arrays = _alike(arguments, is_seen.shape)
     fitting = [name for name, array in arrays.items() if array.dtype == bool and np.array_equal(array, is_seen)]
     if not fitting and may_be_nan:

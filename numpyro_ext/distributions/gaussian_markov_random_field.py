@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +84,7 @@ class GaussianMarkovRandomField(Distribution):
 
     def __init__(
         self,
-        precision: Any,
+        precision: object,
         loc: ArrayLike = 0.0,
         *,
         null_space: ArrayLike | None = None,

@@ -80,7 +80,7 @@ class HiddenMarkovTree(Distribution):
         low: Distribution,
         high: Distribution,
         root_probability: ArrayLike = 0.5,
-        transition: ArrayLike | Sequence[Any] = (0.1, 0.8),
+        transition: ArrayLike | Sequence[object] = (0.1, 0.8),
         *,
         validate_args: bool | None = None,
     ) -> None:
@@ -210,7 +210,7 @@ class HiddenMarkovTree(Distribution):
         return self._moments()[1]
 
 
-def _potential(name: str, component: Any) -> tuple[Potential, tuple[int, ...]]:
+def _potential(name: str, component: object) -> tuple[Potential, tuple[int, ...]]:
     """A component as a factor of its argument, and the shape of its parameters."""
     shape: tuple[int, ...] = getattr(component, "batch_shape", ())
     if isinstance(component, dist.ExpandedDistribution):

@@ -164,7 +164,7 @@ class EP(Engine):
         schedule: Schedule = "parallel",
         num_shifts: int | None = None,
         num_learning_shifts: int = 1,
-        average_over: Mapping[str, Sequence[Any]] | None = None,
+        average_over: Mapping[str, Sequence[object]] | None = None,
         pooling: Pooling = "mixture",
         **options: Unpack[GaussianOptions],
     ) -> None:

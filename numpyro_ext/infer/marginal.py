@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from .ep import EP
 from .gaussian.engine import Engine
@@ -12,7 +11,7 @@ from .gaussian.marginal.model import MarginalModel
 __all__ = ["marginalize"]
 
 
-def marginalize(model: Callable[..., object], engine: Callable[..., Any] = EP, **options: Any) -> MarginalModel:
+def marginalize(model: Callable[..., object], engine: Callable[..., object] = EP, **options: object) -> MarginalModel:
     """A NumPyro model over the hyperparameters of ``model``, for NUTS, SVI or anything that takes a model.
 
     It samples what is not in the field by the code of the model itself, with its priors, plates and transforms, and

@@ -26,14 +26,14 @@ def frozen_pytree(cls: _Class) -> _Class:
     names = [f.name for f in dataclasses.fields(made) if not f.metadata.get("static")]
     static = [f.name for f in dataclasses.fields(made) if f.metadata.get("static")]
 
-    def flatten_with_keys(self: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def flatten_with_keys(self: object) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         children = tuple((jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names)
         return children, (made, *(getattr(self, name) for name in static))
 
-    def flatten(self: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def flatten(self: object) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return tuple(getattr(self, name) for name in names), (made, *(getattr(self, name) for name in static))
 
-    def unflatten(auxiliary: tuple[Any, ...], children: Iterable[Any]) -> Any:
+    def unflatten(auxiliary: tuple[object, ...], children: Iterable[object]) -> Any:
         # Not by the constructor: the leaves may be placeholders.
         self = object.__new__(made)
         for name, value in (*zip(names, children, strict=True), *zip(static, auxiliary[1:], strict=True)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ __all__ = ["fitc", "pair_covariance"]
 
 
 def fitc(
-    kernel: Callable[[Any, Any], Array], x: ArrayLike, inducing: ArrayLike, *, jitter: float | None = None
+    kernel: Callable[[object, object], Array], x: ArrayLike, inducing: ArrayLike, *, jitter: float | None = None
 ) -> tuple[Array, Array]:
     r"""Low-rank factor and diagonal of the FITC prior, which knows a Gaussian process through its inducing values.
 

@@ -138,7 +138,7 @@ _WITH_GATE = dist.ZeroInflatedPoisson, dist.ZeroInflatedProbs, dist.ZeroInflated
 _GATE = "log_gate", "log_rest"
 
 
-def family_of(distribution: Any) -> Family | None:
+def family_of(distribution: object) -> Family | None:
     """The family of a distribution (an instance without wrappers, or a class), if there is one.
 
     A subclass has a density of its own, and so is not of the family of its base. Counts with more zeros than they would

@@ -116,7 +116,7 @@ class Conditioned(Engine):
         return total[kept] / total.sum(), {name: self._drawn[name][first[kept]] for name in names}
 
     def _start(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
+        self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, Any], init_state: EngineState | None
     ) -> GaussianRun:
         try:
             reading = self._read(rng_key, args, kwargs)
@@ -215,7 +215,7 @@ def _on_field(reading: LatentGaussianReading) -> _Programs:
         joint = joint_covariance(prior, jnp.concatenate(design))
         return form, _given(joint, len(rows), point[1] - offset)
 
-    def moments(data: Any, hyper: Any, fields: Array, rows: Array, elements: Mapping[str, Array]) -> Any:
+    def moments(data: object, hyper: object, fields: Array, rows: Array, elements: Mapping[str, Array]) -> Any:
         def at(point: Point) -> Any:
             form, (mean, left) = given(point, data, rows, elements)
             variance = jnp.maximum(jnp.diagonal(left), 0.0)
@@ -224,7 +224,7 @@ def _on_field(reading: LatentGaussianReading) -> _Programs:
 
         return jax.lax.map(at, (hyper, fields))
 
-    def joint(data: Any, hyper: Any, fields: Array, rows: Array, elements: Mapping[str, Array]) -> Array:
+    def joint(data: object, hyper: object, fields: Array, rows: Array, elements: Mapping[str, Array]) -> Array:
         found: Array = jax.lax.map(lambda point: given(point, data, rows, elements)[1][1], (hyper, fields))
         return found
 
@@ -275,7 +275,7 @@ def _make_programs(reading: LatentGaussianReading) -> _Programs:
         form = reading.form(hyper, data)
         return GaussianPosterior(form, *gaussian_sites(form))
 
-    def moments(data: Any, number: Array, hyper: Mapping[str, Array]) -> Any:
+    def moments(data: object, number: Array, hyper: Mapping[str, Array]) -> Any:
         def at(point: tuple[Array, Mapping[str, Array]]) -> Any:
             found = posterior(point[1], data)
             return found.form.potentials, *found.predictor_moments()
@@ -289,16 +289,16 @@ def _make_programs(reading: LatentGaussianReading) -> _Programs:
             design.append(rows_of_elements(reading, point[1], data, elements))
         return found, jnp.concatenate(design)
 
-    def joint(data: Any, number: Array, hyper: Any, rows: Array, elements: Mapping[str, Array]) -> Array:
-        def at(point: Any) -> Array:
+    def joint(data: object, number: Array, hyper: object, rows: Array, elements: Mapping[str, Array]) -> Array:
+        def at(point: object) -> Array:
             covariance: Array = joint_covariance(*designed(point, data, rows, elements))
             return covariance
 
         found: Array = jax.lax.map(at, (number, hyper))
         return found
 
-    def left(data: Any, number: Array, hyper: Any, rows: Array, elements: Mapping[str, Array]) -> Array:
-        def at(point: Any) -> Array:
+    def left(data: object, number: Array, hyper: object, rows: Array, elements: Mapping[str, Array]) -> Array:
+        def at(point: object) -> Array:
             return variance_left(*designed(point, data, rows, elements), len(rows))
 
         found: Array = jax.lax.map(at, (number, hyper))

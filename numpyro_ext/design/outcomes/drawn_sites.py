@@ -34,12 +34,16 @@ class NewMembers(ValueError):
 
 
 def _sites(
-    model: Callable[..., Any], latents: Mapping[str, Any], call: Call, seed: int, are_wanted: Callable[[str], bool]
+    model: Callable[..., object],
+    latents: Mapping[str, object],
+    call: Call,
+    seed: int,
+    are_wanted: Callable[[str], bool],
 ) -> dict[str, dict[str, Any]]:
     """Distributions of those sites that are wanted, where some latent ones are given, by one program for all."""
     found: dict[str, dict[str, Any]] = {}
 
-    def distributions(latents: Mapping[str, Any], rng_key: Array) -> dict[str, Any]:
+    def distributions(latents: Mapping[str, object], rng_key: Array) -> dict[str, Any]:
         trace = _traced_sites(model, latents, call, rng_key)
         kept = {name: site for name, site in trace.items() if site["type"] == "sample" and are_wanted(name)}
         found.update({name: {"is_observed": site["is_observed"]} for name, site in kept.items()})
@@ -50,19 +54,23 @@ def _sites(
     return found
 
 
-def outcome_distribution(model: Callable[..., Any], latents: Mapping[str, Any], call: Call, name: str) -> Any:
+def outcome_distribution(model: Callable[..., object], latents: Mapping[str, object], call: Call, name: str) -> Any:
     """The distribution of a site's observations at given latent sites, without its mask; within other programs."""
     return without_mask(_traced_sites(model, latents, call, jax.random.key(0))[name]["fn"])[0]
 
 
-def _traced_sites(model: Callable[..., Any], latents: Mapping[str, Any], call: Call, rng_key: Array) -> dict[str, Any]:
+def _traced_sites(
+    model: Callable[..., object], latents: Mapping[str, object], call: Call, rng_key: Array
+) -> dict[str, Any]:
     args, kwargs = call
     run = handlers.substitute(handlers.seed(model, rng_key), data=dict(latents))
     found: dict[str, Any] = handlers.trace(run).get_trace(*args, **kwargs)
     return found
 
 
-def outcome_sites(model: Callable[..., Any], latents: Mapping[str, Any], call: Call, seed: int = 0) -> dict[str, Any]:
+def outcome_sites(
+    model: Callable[..., object], latents: Mapping[str, object], call: Call, seed: int = 0
+) -> dict[str, Any]:
     """The sites of a model that are observed, or would be, at given latent sites: whether they are, and their
     distributions."""
     found = _sites(model, latents, call, seed, lambda name: name not in latents)
@@ -70,7 +78,7 @@ def outcome_sites(model: Callable[..., Any], latents: Mapping[str, Any], call: C
 
 
 def check_complete(
-    model: Callable[..., Any], latents: Mapping[str, Any], sites: Mapping[str, Any], call: Call, drawn: list[str]
+    model: Callable[..., object], latents: Mapping[str, object], sites: Mapping[str, Any], call: Call, drawn: list[str]
 ) -> None:
     """Refuse draws that lack a site on which others depend: it would be drawn from its prior, and taken for an
     outcome.
@@ -112,7 +120,7 @@ def check_same_members(
             )
 
 
-def _are_equal(first: Any, second: Any) -> bool:
+def _are_equal(first: object, second: object) -> bool:
     ours, others = jax.tree.leaves(first), jax.tree.leaves(second)
     if len(ours) != len(others):
         return False
@@ -120,7 +128,7 @@ def _are_equal(first: Any, second: Any) -> bool:
     return all(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True) for a, b in pairs)
 
 
-def latents_among(model: Callable[..., Any], samples: Mapping[str, Array], call: Call) -> dict[str, Array]:
+def latents_among(model: Callable[..., object], samples: Mapping[str, Array], call: Call) -> dict[str, Array]:
     """Draws of the latent sites of a model at these arguments: what is computed from them is left to the model."""
     found = {}
     shapes = _latent_shapes(model, call)
@@ -139,7 +147,7 @@ def latents_among(model: Callable[..., Any], samples: Mapping[str, Array], call:
     return found
 
 
-def _latent_shapes(model: Callable[..., Any], call: Call) -> dict[str, tuple[int, ...]]:
+def _latent_shapes(model: Callable[..., object], call: Call) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
 
     def run(rng_key: Array) -> None:
@@ -162,7 +170,7 @@ def _instead(site: dict[str, Any]) -> Any:
     return None
 
 
-def without_mask(fn: Any) -> tuple[Any, Any]:
+def without_mask(fn: object) -> tuple[Any, Any]:
     """A distribution without its mask, and the mask."""
     mask: Any = True
     while isinstance(fn, dist.MaskedDistribution | dist.ExpandedDistribution):

@@ -57,13 +57,13 @@ class PosteriorDraws:
 
 
 def draws_of(
-    source: Any,
-    params: Mapping[str, Any] | None = None,
+    source: object,
+    params: Mapping[str, object] | None = None,
     *,
-    model: Callable[..., Any] | None = None,
-    args: tuple[Any, ...] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    weights: Any = None,
+    model: Callable[..., object] | None = None,
+    args: tuple[object, ...] | None = None,
+    kwargs: Mapping[str, object] | None = None,
+    weights: object = None,
     effective_sample_size: float | None = None,
     num_samples: int = 1000,
     rng_key: Array | None = None,
@@ -133,7 +133,7 @@ def draws_of(
     return found
 
 
-def _checked_weights(weights: Any, number: int) -> Array:
+def _checked_weights(weights: object, number: int) -> Array:
     w = np.asarray(weights, float)
     if w.shape != (number,):
         raise ValueError(f"There are {number} draws, and the weights have the shape {w.shape}.")
@@ -146,8 +146,8 @@ def _checked_weights(weights: Any, number: int) -> Array:
 
 def outlooks_of_draws(
     draws: PosteriorDraws,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     is_candidate: Callable[[str, np.ndarray, bool], np.ndarray],
     names: set[str] | None = None,
 ) -> dict[str, Outlook]:
@@ -207,9 +207,9 @@ class _Outcomes:
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         latents: dict[str, Array],
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         name: str,
     ) -> None:
@@ -226,7 +226,7 @@ class _Outcomes:
         kind = found.structure if _has_hash(found.structure) else str(found.structure)
         self._key = (found.key, kind, tuple(one))
 
-    def compute(self, rule: Callable[..., Any], *arrays: Any) -> Any:
+    def compute(self, rule: Callable[..., object], *arrays: object) -> Any:
         """``rule(at, latents, *arrays)`` in a program that is kept; ``at`` makes the distribution of one draw."""
         at = self._at
 
@@ -236,7 +236,7 @@ class _Outcomes:
         return _PROGRAMS.get((rule, *self._key), make)(self._data, self.latents, *arrays)
 
 
-def _has_hash(value: Any) -> bool:
+def _has_hash(value: object) -> bool:
     try:
         hash(value)
     except TypeError:
@@ -244,7 +244,7 @@ def _has_hash(value: Any) -> bool:
     return True
 
 
-def _log_table(at: Callable[[Any], Any], latents: dict[str, Array], column: Array) -> Array:
+def _log_table(at: Callable[[object], object], latents: dict[str, Array], column: Array) -> Array:
     found: Array = jax.lax.map(lambda one: _log_density(at(one), column), latents)
     return found
 
@@ -258,7 +258,7 @@ def _moments(at: Callable[[Any], Any], latents: dict[str, Array]) -> Any:
 
 
 def _mixed(
-    at: Callable[[Any], Any], latents: dict[str, Array], weights: Array, grid: Array, step: Array
+    at: Callable[[object], object], latents: dict[str, Array], weights: Array, grid: Array, step: Array
 ) -> tuple[Array, Array, Array]:
     """Entropy of the mixture over draws, the mean entropy of its parts, and the mass of these on a grid."""
 

@@ -55,7 +55,7 @@ class Outlook(ABC):
     def part(self, chosen: np.ndarray) -> Self:
         """The observations with these numbers, in the shape of the numbers."""
 
-    def shaped(self, values: Any) -> Any:
+    def shaped(self, values: object) -> Any:
         """Scores in the shape of the site, and minus infinity where there is no candidate."""
         if isinstance(values, jax.core.Tracer):  # a score is being differentiated
             return jnp.where(self.is_candidate, values.reshape(self.shape), -jnp.inf)
@@ -425,7 +425,7 @@ def _vote_shares(potential: Potential, mean: Array, variance: Array, number: int
     return shares
 
 
-def _cut(tree: Any, numbers: ArrayLike, size: int) -> Any:
+def _cut(tree: object, numbers: ArrayLike, size: int) -> Any:
     """Restrict leaves whose second axis is that of all observations to some of these."""
     return jax.tree.map(lambda leaf: leaf[:, numbers] if leaf.shape[1] == size else leaf, tree)
 

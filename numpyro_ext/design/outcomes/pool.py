@@ -290,8 +290,8 @@ def _make_programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: fl
     def start(forms: LatentGaussian, seen: _Seen) -> Any:
         return jax.lax.map(lambda form: algorithm.init(rows_of(form, seen)), forms)
 
-    def fit(forms: LatentGaussian, seen: _Seen, state: Any) -> _Fit:
-        def at(point: tuple[LatentGaussian, Any]) -> _Fit:
+    def fit(forms: LatentGaussian, seen: _Seen, state: object) -> _Fit:
+        def at(point: tuple[LatentGaussian, object]) -> _Fit:
             form = point[0]
             small = rows_of(form, seen)
             start = algorithm.approach(small, point[1])
@@ -304,9 +304,9 @@ def _make_programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: fl
         return found
 
     def fits_after(
-        forms: LatentGaussian, seen: _Seen, state: Any, slot: Array, candidates: Array, outcomes: Array, *, site: int
+        forms: LatentGaussian, seen: _Seen, state: object, slot: Array, candidates: Array, outcomes: Array, *, site: int
     ) -> _Fit:
-        def put(arrays: tuple[Array, ...], value: Any) -> tuple[Array, ...]:
+        def put(arrays: tuple[Array, ...], value: object) -> tuple[Array, ...]:
             return tuple(jnp.asarray(x).at[slot].set(value) if k == site else x for k, x in enumerate(arrays))
 
         def at(candidate: Array) -> _Fit:
@@ -320,8 +320,8 @@ def _make_programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: fl
         fits: _Fit = jax.lax.map(at, candidates)
         return fits
 
-    def covariances(forms: LatentGaussian, seen: _Seen, state: Any) -> Array:
-        def at(point: tuple[LatentGaussian, Any]) -> Array:
+    def covariances(forms: LatentGaussian, seen: _Seen, state: object) -> Array:
+        def at(point: tuple[LatentGaussian, object]) -> Array:
             posterior = algorithm.posterior(rows_of(point[0], seen), point[1])
             found: Array = posterior.covariance(AffineMap(point[0].design, point[0].offset))
             return found

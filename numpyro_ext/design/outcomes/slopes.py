@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,8 +25,8 @@ SlopeRule = Literal["linearised", "mgp"]
 def slope_outlooks(
     engine: Engine,
     run: GaussianRun,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     focus: Focus | None,
     hyper: SlopeRule,
 ) -> dict[str, RealOutlook]:

@@ -28,9 +28,9 @@ __all__ = ["check_candidates", "outlooks", "run_at"]
 
 
 def outlooks(
-    source: Any,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    source: object,
+    args: tuple[object, ...] = (),
+    kwargs: Mapping[str, object] | None = None,
     rng_key: Array | None = None,
     focus: Focus | None = None,
     hyper: Hyper = "mixture",
@@ -95,7 +95,7 @@ def check_candidates(found: Mapping[str, Outlook]) -> None:
 
 
 def _of_draws(
-    draws: PosteriorDraws, args: tuple[Any, ...], kwargs: Mapping[str, Any], focus: Focus | None, key: Array
+    draws: PosteriorDraws, args: tuple[object, ...], kwargs: Mapping[str, object], focus: Focus | None, key: Array
 ) -> Mapping[str, Outlook]:
     def given_draws() -> Mapping[str, Outlook]:
         return outlooks_given_draws(draws, focus, lambda engine, run: run_at(engine, run, args, kwargs, key), key)
@@ -120,8 +120,8 @@ def _of_draws(
 def _of_predictors(
     engine: Engine,
     run: GaussianRun,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     key: Array,
     focus: Focus | None,
 ) -> dict[str, Outlook]:

@@ -43,7 +43,7 @@ def sigma_points(block: Block) -> Array:
 def outlooks_on_vectors(
     run: BilinearRun,
     focus: Focus,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
     rng_key: Array,
     *,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jax import Array
 
@@ -16,12 +14,12 @@ __all__ = ["maximum_information"]
 
 
 def maximum_information(
-    source: Any,
-    *args: Any,
+    source: object,
+    *args: object,
     focus: Focus | None = None,
     at: At = "mean",
     rng_key: Array | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> dict[str, np.ndarray]:
     r"""Fisher information in each observation, as the fall of entropy it would bring to Gaussian unknowns, in nats.
 

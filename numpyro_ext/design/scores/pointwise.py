@@ -44,15 +44,15 @@ Method = Literal["quadrature", "closed-form", "sigma-points"]
 
 
 def expected_information_gain(
-    source: Any,
-    *args: Any,
+    source: object,
+    *args: object,
     rng_key: Array | None = None,
     focus: Focus | None = None,
     method: Method = "quadrature",
     bias_correction: BiasCorrection = "none",
     units: Units = "nats",
     hyper: Hyper = "mixture",
-    **kwargs: Any,
+    **kwargs: object,
 ) -> dict[str, np.ndarray]:
     r"""Expected information in each observation about the latent sites: BALD (Houlsby 2014, eq. 2.10).
 
@@ -123,7 +123,9 @@ def expected_information_gain(
     return {name: o.shaped(o.information(rule, bias_correction) / scale) for name, o in found.items()}
 
 
-def predictive_entropy(source: Any, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> dict[str, np.ndarray]:
+def predictive_entropy(
+    source: object, *args: object, rng_key: Array | None = None, **kwargs: object
+) -> dict[str, np.ndarray]:
     """Entropy of each observation, in nats: maximum entropy sampling, or the variance where outcomes are Gaussian.
 
     It does not tell ignorance from noise (MacKay 1992): an observation that nobody can predict has the largest.
@@ -132,23 +134,25 @@ def predictive_entropy(source: Any, *args: Any, rng_key: Array | None = None, **
     return _scores(lambda o: o.predictive_entropy(), source, args, kwargs, rng_key)
 
 
-def least_confidence(source: Any, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> dict[str, np.ndarray]:
+def least_confidence(
+    source: object, *args: object, rng_key: Array | None = None, **kwargs: object
+) -> dict[str, np.ndarray]:
     """One minus the probability of the likeliest outcome; arguments as for :func:`expected_information_gain`."""
     return _scores(lambda o: committee.least_confidence(o.log_mixture), source, args, kwargs, rng_key)
 
 
-def margin(source: Any, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> dict[str, np.ndarray]:
+def margin(source: object, *args: object, rng_key: Array | None = None, **kwargs: object) -> dict[str, np.ndarray]:
     """Minus the distance of the two likeliest outcomes; arguments as for :func:`expected_information_gain`."""
     return _scores(lambda o: committee.margin(o.log_mixture), source, args, kwargs, rng_key)
 
 
-def gini(source: Any, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> dict[str, np.ndarray]:
+def gini(source: object, *args: object, rng_key: Array | None = None, **kwargs: object) -> dict[str, np.ndarray]:
     """One minus the sum of squared probabilities; arguments as for :func:`expected_information_gain`."""
     return _scores(lambda o: committee.gini(o.log_mixture), source, args, kwargs, rng_key)
 
 
 def vote_entropy(
-    source: Any, *args: Any, rng_key: Array | None = None, num_votes: float = math.inf, **kwargs: Any
+    source: object, *args: object, rng_key: Array | None = None, num_votes: float = math.inf, **kwargs: object
 ) -> dict[str, np.ndarray]:
     """Disagreement of a committee whose members vote for what they hold for likeliest (Seung et al. 1992), in nats.
 
@@ -166,7 +170,7 @@ def vote_entropy(
 
 
 def variation_ratio(
-    source: Any, *args: Any, rng_key: Array | None = None, num_votes: float = math.inf, **kwargs: Any
+    source: object, *args: object, rng_key: Array | None = None, num_votes: float = math.inf, **kwargs: object
 ) -> dict[str, np.ndarray]:
     """Share of votes that are not for the outcome with most of them; arguments as for :func:`vote_entropy`."""
     key = _key(rng_key)
@@ -174,7 +178,7 @@ def variation_ratio(
 
 
 def committee_divergence(
-    source: Any, *args: Any, rng_key: Array | None = None, num_members: int = 100, **kwargs: Any
+    source: object, *args: object, rng_key: Array | None = None, num_members: int = 100, **kwargs: object
 ) -> dict[str, np.ndarray]:
     """Mean divergence of the members of a committee from their mixture (McCallum and Nigam 1998), in nats.
 
@@ -194,7 +198,9 @@ def committee_divergence(
     )
 
 
-def random_scores(source: Any, *args: Any, rng_key: Array | None = None, **kwargs: Any) -> dict[str, np.ndarray]:
+def random_scores(
+    source: object, *args: object, rng_key: Array | None = None, **kwargs: object
+) -> dict[str, np.ndarray]:
     """Uniform random numbers, the control that every score has to beat; arguments as for the others.
 
     :raises ValueError: without a key.
@@ -207,7 +213,11 @@ def random_scores(source: Any, *args: Any, rng_key: Array | None = None, **kwarg
 
 
 def _scores(
-    function: Callable[[Outlook], Array], source: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Array | None
+    function: Callable[[Outlook], Array],
+    source: object,
+    args: tuple[object, ...],
+    kwargs: dict[str, Any],
+    key: Array | None,
 ) -> dict[str, np.ndarray]:
     return {name: o.shaped(function(o)) for name, o in outlooks(source, args, kwargs, key).items()}
 

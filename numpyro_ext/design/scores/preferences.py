@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
@@ -16,7 +14,7 @@ _CHUNK = 2**24
 
 
 def expected_best_utility(
-    source: Any,
+    source: object,
     first: ArrayLike,
     second: ArrayLike,
     *,

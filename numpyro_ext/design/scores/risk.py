@@ -26,7 +26,7 @@ Refit = Literal["one-step", "full"]
 
 
 def expected_risk(
-    source: Any,
+    source: object,
     *,
     loss: Loss = "zero-one",
     refit: Refit = "one-step",
@@ -111,7 +111,7 @@ def expected_risk(
     return {name: outlook.shaped(np.where(outlook.is_candidate.reshape(-1), scores, 0.0))}
 
 
-def site_entropy_reduction(source: Any, labels: Any, *, rng_key: Array | None = None) -> dict[str, np.ndarray]:
+def site_entropy_reduction(source: object, labels: object, *, rng_key: Array | None = None) -> dict[str, np.ndarray]:
     r"""Fall of the entropy of a predictor once its label is taken in, :math:`\tfrac12 \log(v / \hat v)`.
 
     The informative vector machine (Lawrence, Seeger and Herbrich 2003). It knows the labels of the candidates, and so
@@ -135,7 +135,7 @@ def site_entropy_reduction(source: Any, labels: Any, *, rng_key: Array | None = 
     return {name: outlook.shaped(0.5 * jnp.log(outlook.variance / moments.variance)[0])}
 
 
-def _pool_of(source: Any) -> Pool:
+def _pool_of(source: object) -> Pool:
     if isinstance(source, Pool):
         return source
     run = source._finished() if isinstance(source, Engine) else None

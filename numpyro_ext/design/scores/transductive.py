@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ _SINGULAR = {8: 1e-10, 4: 1e-5}
 
 
 def expected_variance_reduction(
-    source: Any, *args: Any, reference: Any = None, rng_key: Array | None = None, **kwargs: Any
+    source: object, *args: object, reference: object = None, rng_key: Array | None = None, **kwargs: object
 ) -> dict[str, np.ndarray]:
     r"""Expected decrease of the variance of the predictors at reference inputs, for each observation.
 
@@ -81,12 +81,12 @@ def expected_variance_reduction(
 
 
 def mutual_information(
-    source: Any,
-    *args: Any,
+    source: object,
+    *args: object,
     about: About = "predictors",
-    reference: Any = None,
+    reference: object = None,
     rng_key: Array | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> dict[str, np.ndarray]:
     r"""Information of each observation about the rest of the pool, in nats (Krause, Singh and Guestrin 2008).
 
@@ -145,7 +145,7 @@ def mutual_information(
     return joint.by_site(scores, candidates)
 
 
-def _candidates_and_references(joint: JointPredictors, reference: Any) -> tuple[np.ndarray, np.ndarray]:
+def _candidates_and_references(joint: JointPredictors, reference: object) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the candidates and of the references."""
     there = joint.is_candidate if reference is None else joint.marked(reference, "reference")
     if not there.any():

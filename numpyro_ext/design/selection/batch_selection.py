@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,16 +31,16 @@ _NEARLY_ALL = 0.7
 
 
 def select_batch(
-    source: Any,
+    source: object,
     size: int,
-    *args: Any,
+    *args: object,
     focus: Focus | None = None,
-    cost: Any = None,
-    exclude: Any = None,
+    cost: object = None,
+    exclude: object = None,
     rng_key: Array | None = None,
     num_draws: int = 1000,
     num_configurations: int = 1024,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Batch:
     r"""Observations that are to be made together, each chosen by what it adds to those before it.
 

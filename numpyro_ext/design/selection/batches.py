@@ -35,7 +35,7 @@ class Batch(list[Any]):
     :ivar str guarantee: how far the greedy choice may be from the best one of its size.
     """
 
-    def __init__(self, members: Iterable[Any], gains: Iterable[float], method: str, guarantee: str) -> None:
+    def __init__(self, members: Iterable[object], gains: Iterable[float], method: str, guarantee: str) -> None:
         super().__init__(members)
         self.gains = [float(gain) for gain in gains]
         self.method, self.guarantee = method, guarantee
@@ -88,7 +88,7 @@ def greedy(
     return chosen, found
 
 
-def check_size(size: Any, number: int) -> None:
+def check_size(size: object, number: int) -> None:
     """Refuse what is no size of a batch of so many candidates."""
     if isinstance(size, bool) or not (isinstance(size, int | np.integer) and size >= 1):
         raise ValueError(f"size must be a whole number of at least one, got {size!r}.")

@@ -82,7 +82,7 @@ class JointPredictors:
             start += size
         return found
 
-    def marked(self, given: Any, what: str) -> np.ndarray:
+    def marked(self, given: object, what: str) -> np.ndarray:
         """Booleans of all observations, given in the shape of the site, or of several by name.
 
         :raises ValueError: if they have another shape.
@@ -124,7 +124,7 @@ def are_joint(found: Mapping[str, Outlook]) -> TypeGuard[Mapping[str, GaussianOu
 
 
 def joint_predictors(
-    source: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], rng_key: Array | None, what: str
+    source: object, args: tuple[object, ...], kwargs: Mapping[str, object], rng_key: Array | None, what: str
 ) -> JointPredictors:
     """Joint predictors of several observations, from a source.
 

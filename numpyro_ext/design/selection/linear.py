@@ -139,7 +139,7 @@ def select_rows(
     return Batch(chosen, gains, "log-determinants", guarantee(left is not None, price is not None))
 
 
-def _measured(engine: Any, site: str | None) -> tuple[FinishedRun, str]:
+def _measured(engine: object, site: str | None) -> tuple[FinishedRun, str]:
     if not isinstance(engine, BaseEngine):
         raise TypeError(f"Linear measurements are asked of an engine of this package after its run, not of {engine!r}.")
     if not engine.diagnostics.converged:
@@ -151,7 +151,7 @@ def _measured(engine: Any, site: str | None) -> tuple[FinishedRun, str]:
     return run, field[0] if site is None else site
 
 
-def _noise(run: FinishedRun, noise_variance: ArrayLike | None, rows: Any) -> np.ndarray:
+def _noise(run: FinishedRun, noise_variance: ArrayLike | None, rows: object) -> np.ndarray:
     number = rows.shape[0] if isinstance(rows, LinearOperator) else len(np.atleast_1d(np.asarray(rows)))
     noise = np.asarray(run.typical_noise() if noise_variance is None else noise_variance, float)
     if noise.shape not in ((), (1,), (number,)):

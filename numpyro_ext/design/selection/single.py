@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
 
 
 def select(
-    scores: Any,
+    scores: object,
     size: int | None = None,
     *,
     cost: ArrayLike | Mapping[str, ArrayLike] | None = None,
@@ -123,7 +123,7 @@ def _in_shape(what: str, given: ArrayLike, name: str, scores: np.ndarray, dtype:
         raise ValueError(f"{what} has the shape {array.shape}, and the scores{_of(name)} {scores.shape}.") from error
 
 
-def _for(given: Any, name: str, default: Any) -> Any:
+def _for(given: object, name: str, default: object) -> Any:
     if given is None:
         return default
     return given.get(name, default) if isinstance(given, Mapping) else given

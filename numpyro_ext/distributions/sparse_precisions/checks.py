@@ -11,7 +11,7 @@ import numpy as np
 __all__ = ["checked_count", "checked_indices", "checked_numbers", "is_concrete", "whole_numbers"]
 
 
-def checked_count(count: Any, what: str, name: str, least: int = 1) -> int:
+def checked_count(count: object, what: str, name: str, least: int = 1) -> int:
     """A whole number of at least ``least``.
 
     :raises ValueError: if it is anything else.
@@ -25,7 +25,7 @@ def checked_count(count: Any, what: str, name: str, least: int = 1) -> int:
     return found
 
 
-def whole_numbers(indices: Any, name: str, what: str) -> np.ndarray:
+def whole_numbers(indices: object, name: str, what: str) -> np.ndarray:
     """Indices as integers; floating-point numbers are refused, whole or not.
 
     :raises ValueError: if they are traced, or not integers; the message names the first.
@@ -49,7 +49,7 @@ def whole_numbers(indices: Any, name: str, what: str) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def checked_indices(indices: Any, size: int, name: str, what: str) -> np.ndarray:
+def checked_indices(indices: object, size: int, name: str, what: str) -> np.ndarray:
     """Pairs of indices below ``size``, shape ``(entries, 2)``.
 
     :raises ValueError: if they have another shape, are no integers or are out of range; the message names the first.
@@ -70,7 +70,7 @@ def checked_indices(indices: Any, size: int, name: str, what: str) -> np.ndarray
     return pairs
 
 
-def checked_numbers(values: Any, name: str, what: str, places: np.ndarray | None = None) -> np.ndarray:
+def checked_numbers(values: object, name: str, what: str, places: np.ndarray | None = None) -> np.ndarray:
     """Finite numbers as floating-point ones.
 
     :param places: indices that the message names, shape ``(..., 2)`` along the last axis of the values.
@@ -91,6 +91,6 @@ def checked_numbers(values: Any, name: str, what: str, places: np.ndarray | None
     return numbers
 
 
-def is_concrete(*values: Any) -> bool:
+def is_concrete(*values: object) -> bool:
     """True if no value is traced, so that its numbers can be looked at."""
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))

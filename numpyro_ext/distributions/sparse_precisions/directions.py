@@ -128,7 +128,7 @@ class OrthogonalTransform(Transform):
     def _inverse(self, y: ArrayLike) -> Array:
         return directions_of(self.columns).coordinates(y)
 
-    def log_abs_det_jacobian(self, x: ArrayLike, y: ArrayLike, intermediates: Any = None) -> Array:
+    def log_abs_det_jacobian(self, x: ArrayLike, y: ArrayLike, intermediates: object = None) -> Array:
         return jnp.zeros(jnp.broadcast_shapes(jnp.shape(x)[:-1], jnp.shape(y)[:-1]), jnp.result_type(x))
 
     def forward_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

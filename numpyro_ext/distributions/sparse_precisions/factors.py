@@ -216,7 +216,7 @@ class Entries(NamedTuple):
                 return found
         raise ValueError(self._refusal(numbers, vector))
 
-    def _check_null_space(self, matrix: Any, numbers: np.ndarray) -> None:
+    def _check_null_space(self, matrix: object, numbers: np.ndarray) -> None:
         if self.null_space is None:
             return
         columns = self.null_space.array / np.linalg.norm(self.null_space.array, axis=0)

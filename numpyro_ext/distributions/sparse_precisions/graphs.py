@@ -267,7 +267,7 @@ def _check_range(value: ArrayLike, low: float, high: float, name: str, what: str
         )
 
 
-def _edges_of_matrix(matrix: Any, name: str) -> tuple[np.ndarray, np.ndarray, int]:
+def _edges_of_matrix(matrix: object, name: str) -> tuple[np.ndarray, np.ndarray, int]:
     """Edges, weights and number of nodes of a symmetric adjacency matrix."""
     if not is_concrete(matrix):
         raise ValueError(f"{name}: the adjacency matrix is traced; it must be known. Make the graph outside of jit.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from typing import Any
 
 import numpy as np
 from jax.typing import ArrayLike
@@ -92,7 +91,7 @@ def phylogeny_precision(parent: ArrayLike, length: ArrayLike) -> SparsePrecision
     return _of_innovations([parents], [np.where(parents >= 0, -1.0, 0.0)], lengths)
 
 
-def _parents(given: Any, name: str, what: str) -> np.ndarray:
+def _parents(given: object, name: str, what: str) -> np.ndarray:
     """Rows of parents, -1 for those that are not known."""
     array = np.asarray(given)
     if array.dtype == object:
@@ -114,7 +113,7 @@ def _parents(given: Any, name: str, what: str) -> np.ndarray:
     return rows
 
 
-def _is_missing(entry: Any) -> bool:
+def _is_missing(entry: object) -> bool:
     return entry is None or type(entry).__name__ == "NAType" or (isinstance(entry, float) and math.isnan(entry))
 
 

@@ -94,7 +94,7 @@ class SparsePrecision:
         _fill(self, size, rows, columns, values, null_space)
 
     @classmethod
-    def of(cls, matrix: Any, *, null_space: ArrayLike | None = None) -> SparsePrecision:
+    def of(cls, matrix: object, *, null_space: ArrayLike | None = None) -> SparsePrecision:
         """Precision of a matrix as people have it.
 
         :param matrix: a ``scipy.sparse`` matrix or array of any format, a ``BCOO``, a dense array or nested list, or a
@@ -256,7 +256,7 @@ class SparsePrecision:
         found: np.ndarray = np.asarray(self.scale)[..., None] * numbers
         return found
 
-    def _with(self, **changes: Any) -> SparsePrecision:
+    def _with(self, **changes: object) -> SparsePrecision:
         made = object.__new__(SparsePrecision)
         if "null_space" in changes:
             directions = checked_directions(changes.pop("null_space"), self.size, "SparsePrecision")
@@ -316,13 +316,13 @@ def common_directions(first: np.ndarray | None, second: np.ndarray | None) -> np
 
 
 def from_triangle(
-    size: int, rows: np.ndarray, columns: np.ndarray, values: Any, null_space: ArrayLike | None = None
+    size: int, rows: np.ndarray, columns: np.ndarray, values: object, null_space: ArrayLike | None = None
 ) -> SparsePrecision:
     """Precision of the entries of its lower triangle with the whole diagonal, sorted row by row."""
     return _fill(object.__new__(SparsePrecision), size, rows, columns, values, null_space)
 
 
-def with_values(precision: SparsePrecision, values: Any, null_space: ArrayLike | None = None) -> SparsePrecision:
+def with_values(precision: SparsePrecision, values: object, null_space: ArrayLike | None = None) -> SparsePrecision:
     """Precision of the same pattern with other numbers, shape ``(*batch, entries)``."""
     return from_triangle(precision.size, precision.rows.array, precision.columns.array, values, null_space)
 

@@ -23,7 +23,7 @@ def bspline_basis(
     knots: int | Sequence[int],
     *,
     degree: int = 3,
-    domain: Sequence[Any] | None = None,
+    domain: Sequence[object] | None = None,
 ) -> scipy.sparse.csr_matrix:
     """Values of B-splines on equidistant knots, or of their products on a grid, at given places.
 
@@ -143,7 +143,7 @@ def sparse_matmul(matrix: Any, vector: ArrayLike) -> Array:
     return jnp.zeros((*vector.shape[:-1], shape[0]), found.dtype).at[..., rows].add(found)
 
 
-def _padded(matrix: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def _padded(matrix: object, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Columns and values of shape ``(rows, longest)`` and ``None``, or of all entries with their rows."""
     if isinstance(matrix, jax_sparse.BCOO):
         indices, data = np.asarray(matrix.indices), np.asarray(matrix.data)

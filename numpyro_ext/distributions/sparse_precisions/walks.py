@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import scipy.sparse
 
@@ -64,7 +62,7 @@ def difference_precision(n: int, order: int = 1, *, cyclic: bool = False) -> Spa
     return from_triangle(n, rows, columns, values, null_space)
 
 
-def kronecker(first: Any, second: Any) -> SparsePrecision:
+def kronecker(first: object, second: object) -> SparsePrecision:
     """Precision of an interaction, the Kronecker product: unknown ``i * m + j`` of a field of ``n * m`` unknowns.
 
     Reshaped to ``(n, m)`` the field has ``first`` along its rows' axis and ``second`` along the other. Numbers and
@@ -92,7 +90,7 @@ def kronecker(first: Any, second: Any) -> SparsePrecision:
     return made
 
 
-def kronecker_sum(first: Any, second: Any) -> SparsePrecision:
+def kronecker_sum(first: object, second: object) -> SparsePrecision:
     """Precision of a surface, ``first ⊗ I + I ⊗ second``: penalties along both axes of a grid.
 
     Unknown ``i * m + j`` is at row ``i`` and column ``j``. The null space is the product of both.
@@ -118,7 +116,7 @@ def kronecker_sum(first: Any, second: Any) -> SparsePrecision:
     return total._with(null_space=np.kron(first.null_space, second.null_space))
 
 
-def _both(first: Any, second: Any, name: str) -> tuple[SparsePrecision, SparsePrecision]:
+def _both(first: object, second: object, name: str) -> tuple[SparsePrecision, SparsePrecision]:
     found = SparsePrecision.of(first), SparsePrecision.of(second)
     for precision in found:
         if precision.batch_shape:

@@ -46,7 +46,7 @@ class _Expected(NamedTuple):
 
 
 def collaborative_em(
-    pairs: Any,
+    pairs: object,
     kernel: ArrayLike,
     rank: int,
     *,
@@ -58,7 +58,7 @@ def collaborative_em(
     old_mean: bool = False,
     num_pairs_per_user: int | None = None,
     batch_size: int | None = None,
-    init_values: Mapping[str, Any] | None = None,
+    init_values: Mapping[str, object] | None = None,
     init: CollaborativeFit | None = None,
     rng_key: Array | None = None,
     num_steps: int = 100,

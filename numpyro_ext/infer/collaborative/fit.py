@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -179,7 +179,7 @@ class CollaborativeFit(NamedTuple):
             raise ValueError(f"{os.fspath(path)!r} holds no fit by collaborative_em; engines load their own files.")
         return found
 
-    def fold_in(self, pairs: Any, num_users: int | None = None) -> CollaborativeFit:
+    def fold_in(self, pairs: object, num_users: int | None = None) -> CollaborativeFit:
         """Other users under the prior that was found: nothing of it is learned anew.
 
         :param pairs: as for :func:`collaborative_em`, with users numbered from zero.

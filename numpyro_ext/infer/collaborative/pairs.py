@@ -69,7 +69,7 @@ class UserBatch(NamedTuple):
         )
 
 
-def checked_pairs(pairs: Any, num_users: int | None, num_items: int) -> tuple[Pairs, int, int]:
+def checked_pairs(pairs: object, num_users: int | None, num_items: int) -> tuple[Pairs, int, int]:
     """The pairs with the winner first, the number of users, and how often an item was compared with itself.
 
     :param pairs: columns ``user, first, second`` and perhaps ``won``: an array or table of that many columns, or a

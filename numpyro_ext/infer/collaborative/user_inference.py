@@ -123,7 +123,7 @@ def initial_state(batch: UserBatch, prior: SharedPrior, method: Method) -> Any:
 
 @partial(jax.jit, static_argnames=("method", "num_steps"))
 def infer_users(
-    batch: UserBatch, prior: SharedPrior, state: Any, *, method: Method, num_steps: int, tol: float
+    batch: UserBatch, prior: SharedPrior, state: object, *, method: Method, num_steps: int, tol: float
 ) -> tuple[Any, UserStatistics]:
     """Fit the posteriors of the users of a batch: the E-step.
 
@@ -139,7 +139,7 @@ def infer_users(
     """
     algorithm = _ALGORITHMS[method]
 
-    def infer(user: UserBatch, state: Any) -> tuple[Any, tuple[Array, ...]]:
+    def infer(user: UserBatch, state: object) -> tuple[Any, tuple[Array, ...]]:
         form = user_form(user, prior, method)
         state, info, objective = algorithm.fit(form, state, num_steps=num_steps, tol=tol)
         posterior = algorithm.posterior(form, state)

@@ -19,7 +19,7 @@ MANY_ROWS = 10
 """Rows per unknown from which posteriors under log-concave likelihoods have little skewness."""
 
 
-def caution(engine: Any, reading: ModelReading) -> str:
+def caution(engine: object, reading: ModelReading) -> str:
     """Reasons to expect a slow or a biased fit of a model by an engine that takes it.
 
     :param engine: an engine, not run.

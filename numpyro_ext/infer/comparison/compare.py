@@ -118,7 +118,7 @@ class Comparison(Shown):
             notes.insert(0, f"Within {NUM_ERRORS:g} errors of the reference, so no gap is seen: {', '.join(alike)}")
         return [f"{len(rows)} engines; gaps to {self.reference}", Table(header, rows), *notes]
 
-    def plot(self, axis: Any = None) -> Any:
+    def plot(self, axis: object = None) -> Any:
         """Seconds against the largest gap of the means, on logarithmic axes: a filled point for the next run, an open
         one for the first.
 
@@ -134,7 +134,12 @@ def _with_error(value: float, error: float) -> str:
 
 
 def compare_engines(
-    model: Callable[..., object], engines: Any, rng_key: Array, *args: object, reference: Any = None, **kwargs: object
+    model: Callable[..., object],
+    engines: object,
+    rng_key: Array,
+    *args: object,
+    reference: object = None,
+    **kwargs: object,
 ) -> Comparison:
     """Run several engines on one model and the same data, and put what they found side by side.
 

@@ -78,7 +78,7 @@ class Recommendation(Shown):
         return out + [f"not {names}: {reason}" for reason, names in refusals.items()]
 
 
-def _grouped(candidates: list[Candidate], key: Callable[[Candidate], Any]) -> dict[Any, str]:
+def _grouped(candidates: list[Candidate], key: Callable[[Candidate], object]) -> dict[Any, str]:
     """The names of the engines that have the same key."""
     out: dict[Any, list[str]] = {}
     for candidate in candidates:

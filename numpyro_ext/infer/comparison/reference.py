@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jax import Array
@@ -30,7 +30,7 @@ class Reference(NamedTuple):
     """Monte Carlo errors by site, where they are known."""
 
 
-def known_reference(reference: Any, contestants: list[Contestant]) -> Reference | None:
+def known_reference(reference: object, contestants: list[Contestant]) -> Reference | None:
     """The reference that has been run, or the name of one of the engines; ``None`` if it has still to be run.
 
     :param reference: as given to :func:`compare_engines`.
@@ -66,7 +66,7 @@ def known_reference(reference: Any, contestants: list[Contestant]) -> Reference 
     )
 
 
-def _of_chains(mcmc: MCMC, parts: Sequence[Mapping[str, Any]]) -> Reference:
+def _of_chains(mcmc: MCMC, parts: Sequence[Mapping[str, object]]) -> Reference:
     """The reference that runs of one sampler make, which went on from each other."""
     draws = {name: np.concatenate([np.asarray(part[name]) for part in parts], axis=1) for name in parts[0]}
     errors = monte_carlo_errors(draws)

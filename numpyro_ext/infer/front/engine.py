@@ -59,13 +59,13 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         model: Callable[..., object],
         *,
         field: Sequence[str] | str | None = None,
-        hyper_values: Mapping[str, Any] | None = None,
-        init_values: Mapping[str, Any] | None = None,
+        hyper_values: Mapping[str, object] | None = None,
+        init_values: Mapping[str, object] | None = None,
         num_samples: int = 1000,
         progress_bar: bool = True,
         coords: Coords | None = None,
         dims: Dims | None = None,
-        **unknown: Any,
+        **unknown: object,
     ) -> None:
         if unknown:
             raise TypeError(_unknown_options(type(self), unknown))
@@ -158,7 +158,7 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
                 start = partial(start, checkpoint=checkpoint)
             self._keep(start(rng_key, args, kwargs, init_state), labels)
 
-    def run_many(self, rng_key: Array, datasets: Sequence[Any], **kwargs: object) -> Fits[Self]:
+    def run_many(self, rng_key: Array, datasets: Sequence[object], **kwargs: object) -> Fits[Self]:
         """Fit many data sets of one structure: bootstrap samples, simulations from the prior, one series per shop.
 
         Engines on Gaussian fields read the model once for each and then fit them together, in compiled, batched loops;
@@ -385,14 +385,14 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         return self
 
 
-def _says_so_itself(model: Any) -> bool:
+def _says_so_itself(model: object) -> bool:
     """True if it is a model of this package, which looks at the comparisons that it is given, whoever runs it."""
     while (inner := getattr(model, "func", getattr(model, "fn", None))) is not None:  # partial, and handlers
         model = inner
     return str(getattr(model, "__module__", "")).startswith("numpyro_ext.models")
 
 
-def _unknown_options(engine: type[BaseEngine[Any]], unknown: Mapping[str, Any]) -> str:
+def _unknown_options(engine: type[BaseEngine[Any]], unknown: Mapping[str, object]) -> str:
     sampler = {"num_warmup", "num_chains", "chain_method", "thinning"} & set(unknown)
     hint = ", which has neither warm-up nor chains," if sampler else ""
     options, first = sorted(engine._option_names()), next(iter(unknown))

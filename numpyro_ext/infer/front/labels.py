@@ -140,7 +140,7 @@ class Labels:
         return kept, messages
 
 
-def _joined(name: str, labels: Sequence[Any]) -> str:
+def _joined(name: str, labels: Sequence[object]) -> str:
     return f"{name}[{','.join(map(str, labels))}]" if labels else name
 
 
@@ -148,11 +148,11 @@ def _wrong_dims(name: str, shape: tuple[int, ...], dims: Sequence[str]) -> str:
     return f"Site {name!r} has the shape {shape}, and dims gives it {len(dims)} dimensions: {list(dims)}."
 
 
-def _wrong_coords(dim: str, labels: Sequence[Any], name: str, size: int) -> str:
+def _wrong_coords(dim: str, labels: Sequence[object], name: str, size: int) -> str:
     return f"coords has {len(labels)} labels of {dim!r}; site {name!r} has {size} places along it."
 
 
-def _plain(label: Any) -> Any:
+def _plain(label: object) -> Any:
     """A label that files can hold."""
     label = label.item() if isinstance(label, np.integer | np.floating | np.bool_ | np.str_) else label
     return label if isinstance(label, int | float | str) else str(label)

@@ -30,7 +30,7 @@ class Dataset(NamedTuple):
     kwargs: dict[str, object]
 
 
-def as_datasets(rng_key: Array, datasets: Sequence[Any], shared: Mapping[str, Any]) -> list[Dataset]:
+def as_datasets(rng_key: Array, datasets: Sequence[object], shared: Mapping[str, object]) -> list[Dataset]:
     """Arguments as a person gives them, with a key for each.
 
     :param datasets: tuples of arguments, dictionaries of keyword arguments, or single arguments.
@@ -83,7 +83,7 @@ class Fits(Sequence[_Engine]):
         name = type(self._engines[0]).__name__
         return f"<{len(self)} fits of {name}, {int(self.converged.sum())} converged>"
 
-    def _stacked(self, answer: Callable[[_Engine], Any]) -> Any:
+    def _stacked(self, answer: Callable[[_Engine], object]) -> Any:
         """The answers of all, ``nan`` for those that have none."""
         known = [answer(engine) for number, engine in enumerate(self._engines) if number not in self.errors]
         blank = jax.tree.map(lambda x: np.full(np.shape(x), np.nan), known[0])

@@ -35,12 +35,12 @@ class EngineOptions(TypedDict, total=False):
     dims: Mapping[str, Sequence[str]] | None
 
 
-def plain_number(value: Any) -> Any:
+def plain_number(value: object) -> Any:
     """A number of NumPy as one of Python, which files give back as they were given; anything else as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
 
-def option_key(value: Any) -> Hashable:
+def option_key(value: object) -> Hashable:
     """A hashable key of an option: equal for equal numbers, text, arrays, tables and trees of these, and otherwise for
     objects that are equal and have a hash, or are the same object.
 
@@ -75,7 +75,7 @@ def _leaf_key(value: Any) -> Hashable:
 class _Itself:
     """An object by its identity, which no other gets while this holds it."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._value = value
 
     def __hash__(self) -> int:
@@ -85,7 +85,7 @@ class _Itself:
         return isinstance(other, _Itself) and other._value is self._value
 
 
-def check_at_least(least: int, **values: Any) -> None:
+def check_at_least(least: int, **values: object) -> None:
     """Refuse options that are not integers of at least ``least``, as booleans are to Python.
 
     :raises ValueError: naming the option.
@@ -95,7 +95,7 @@ def check_at_least(least: int, **values: Any) -> None:
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
 
 
-def check_one_of(kinds: Any, **values: Any) -> None:
+def check_one_of(kinds: object, **values: object) -> None:
     """Refuse options that are none of the strings of a ``Literal``.
 
     :raises ValueError: naming the option.

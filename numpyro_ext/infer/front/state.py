@@ -54,7 +54,7 @@ def as_numbers(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
-def data_digest(data: Any, fixed: Mapping[str, Any], *keys: Any) -> str:
+def data_digest(data: object, fixed: Mapping[str, object], *keys: object) -> str:
     """A fingerprint of what a run is of: equal where an earlier one can be gone on with.
 
     :param data: arrays.
@@ -66,7 +66,7 @@ def data_digest(data: Any, fixed: Mapping[str, Any], *keys: Any) -> str:
     return hashlib.sha256(stable_text((keys, arrays)).encode()).hexdigest()
 
 
-def check_init_state(init_state: EngineState, shapes: Any, num_hyper: int) -> None:
+def check_init_state(init_state: EngineState, shapes: object, num_hyper: int) -> None:
     """Refuse a state that is of another model.
 
     :param EngineState init_state: what a caller gave.
@@ -86,7 +86,7 @@ def check_init_state(init_state: EngineState, shapes: Any, num_hyper: int) -> No
         )
 
 
-def fits(shapes: Any, leaves: list[Array]) -> bool:
+def fits(shapes: object, leaves: list[Array]) -> bool:
     """True if arrays, as a file holds them, are those of a tree.
 
     :param shapes: of the tree, from ``jax.eval_shape``.
@@ -95,7 +95,7 @@ def fits(shapes: Any, leaves: list[Array]) -> bool:
     return [x.shape for x in jax.tree.leaves(shapes)] == [jnp.shape(x) for x in leaves]
 
 
-def rebuilt(shapes: Any, leaves: list[Array]) -> Any:
+def rebuilt(shapes: object, leaves: list[Array]) -> Any:
     """A tree from its arrays, which fit it, in the dtypes that it has now."""
     expected, structure = jax.tree.flatten(shapes)
     return jax.tree.unflatten(structure, [jnp.asarray(leaf, x.dtype) for x, leaf in zip(expected, leaves, strict=True)])

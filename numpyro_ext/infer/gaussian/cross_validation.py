@@ -68,13 +68,13 @@ def random_folds(rng_key: Array, shape: tuple[int, ...], num_folds: int) -> np.n
 def cross_validate(
     engine: Engine,
     rng_key: Array,
-    *args: Any,
+    *args: object,
     mask_argument: str = "mask",
     num_folds: int | None = None,
     num_draws: int = 1,
     folds: ArrayLike | None = None,
     batch_size: int | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> CrossValidation:
     """Score every observation by a fit that did not see it, hyperparameters learned anew on every fold.
 
@@ -205,7 +205,7 @@ def cross_validate(
 class _Mask(Messenger):
     """Masks the observed sites of a model, and nothing else."""
 
-    def __init__(self, model: Callable[..., Any], mask: ArrayLike):
+    def __init__(self, model: Callable[..., object], mask: ArrayLike):
         super().__init__(model)
         self.mask = mask
 

@@ -25,7 +25,9 @@ __all__ = ["GaussianAnswers"]
 class GaussianAnswers(BaseEngine[FinishedRun]):
     """The answers that engines with a Gaussian field give beyond those of every engine."""
 
-    def predict(self, rng_key: Array, *args: Any, joint: Mapping[str, Any] | None = None, **kwargs: Any) -> Prediction:
+    def predict(
+        self, rng_key: Array, *args: object, joint: Mapping[str, object] | None = None, **kwargs: object
+    ) -> Prediction:
         """The posterior at new arguments of the model, as if it were fitted with the new observations masked; no refit.
 
         The model is read on old and new arguments together: arrays are put one behind the other along the axis in which
@@ -66,7 +68,9 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
             return run.log_predictive()
         return log_predictive(run, partial(self._read_as_fitted, run), args, kwargs)
 
-    def _read_as_fitted(self, run: GaussianRun, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> Any:
+    def _read_as_fitted(
+        self, run: GaussianRun, args: tuple[object, ...], kwargs: dict[str, Any], **options: object
+    ) -> Any:
         """The model on other arguments, with all sites of the fitted field in its field.
 
         The largest field of a model may be another one where it has other numbers of members.

@@ -76,7 +76,9 @@ class EngineProgram:
         shapes = {name: jax.tree.map(np.shape, value) for name, value in self.changing.items()}
         return f"EngineProgram({', '.join(f'{name} {shape}' for name, shape in shapes.items())})"
 
-    def init(self, arrays: Mapping[str, Any] | None = None, hyper: Mapping[str, Any] | None = None) -> ProgramState:
+    def init(
+        self, arrays: Mapping[str, object] | None = None, hyper: Mapping[str, object] | None = None
+    ) -> ProgramState:
         """The state before any fit.
 
         :param arrays: values of the arguments that change, by name.
@@ -92,7 +94,7 @@ class EngineProgram:
         found: ProgramState = self._functions.init(*self._inputs(arrays), values)
         return found
 
-    def fit(self, arrays: Mapping[str, Any], state: ProgramState) -> ProgramState:
+    def fit(self, arrays: Mapping[str, object], state: ProgramState) -> ProgramState:
         """Fit the field at the hyperparameters of ``state``, from where it stopped.
 
         Derivatives in arrays and hyperparameters, by both modes, are those of the fixed point, by the implicit function
@@ -113,7 +115,7 @@ class EngineProgram:
         found: ProgramState = self._functions.learn(*self._inputs(arrays), state)
         return found
 
-    def predictors(self, arrays: Mapping[str, Any], state: ProgramState) -> dict[str, tuple[Array, Array]]:
+    def predictors(self, arrays: Mapping[str, object], state: ProgramState) -> dict[str, tuple[Array, Array]]:
         """Mean and variance of the predictor of each observation, masked or not, by observed site.
 
         :param arrays: values of the arguments that change, by name.
@@ -141,7 +143,7 @@ class EngineProgram:
         """All hyperparameters of a state by name, constrained."""
         return self._space.unpack(state.hyper)
 
-    def check(self, arrays: Mapping[str, Any] | None = None) -> None:
+    def check(self, arrays: Mapping[str, object] | None = None) -> None:
         """Compare the log density that was read with NumPyro's, at other values of the arguments that change.
 
         What was read are equations, and a likelihood is recognised at the values that the program was made with: this
@@ -154,7 +156,7 @@ class EngineProgram:
             reading, jax.random.key(0), reading.with_changing(arrays or {})[: len(jax.tree.leaves(self.changing))]
         )
 
-    def _inputs(self, arrays: Mapping[str, Any] | None) -> tuple[Any, dict[str, Array]]:
+    def _inputs(self, arrays: Mapping[str, object] | None) -> tuple[Any, dict[str, Array]]:
         return self._reading.with_changing(arrays or {}), self._space.fixed
 
 
@@ -182,16 +184,16 @@ class _Functions:
     def _form(self, data: Any, fixed: Any, hyper: Array) -> Any:
         return self._programs.form(self._programs._space.unpack(hyper, fixed), data)
 
-    def _init(self, data: Any, fixed: Any, hyper: Array) -> ProgramState:
+    def _init(self, data: object, fixed: object, hyper: Array) -> ProgramState:
         form = self._form(data, fixed, hyper)
         nowhere = jnp.zeros_like(form.offset)
         return ProgramState(hyper, nowhere, nowhere, jnp.asarray(False), jnp.asarray(0), self._algorithm.init(form))
 
-    def _fit(self, data: Any, fixed: Any, state: ProgramState) -> ProgramState:
+    def _fit(self, data: object, fixed: object, state: ProgramState) -> ProgramState:
         found = self._fitted(data, fixed, state.hyper, jax.lax.stop_gradient(state.algorithm))
         return ProgramState(state.hyper, *found)
 
-    def _solve(self, data: Any, fixed: Any, hyper: Array, start: Any) -> _Fitted:
+    def _solve(self, data: object, fixed: object, hyper: Array, start: object) -> _Fitted:
         form = self._form(data, fixed, hyper)
         state, info = self._algorithm.solve(form, start, num_steps=self._num_steps, tol=self._programs.tol)
         posterior = self._algorithm.posterior(form, state)
@@ -238,13 +240,13 @@ class _Functions:
         found = self._fit(data, fixed, state._replace(hyper=search.values, algorithm=search.best.state))
         return found._replace(converged=found.converged & search.converged)
 
-    def _predictors(self, data: Any, fixed: Any, state: ProgramState) -> tuple[Array, Array]:
+    def _predictors(self, data: object, fixed: object, state: ProgramState) -> tuple[Array, Array]:
         posterior: GaussianPosterior = self._algorithm.posterior(self._form(data, fixed, state.hyper), state.algorithm)
         posterior = dataclasses.replace(posterior, site_precision=state.site_precision, site_shift=state.site_shift)
         mean, variance = posterior.predictor_moments()
         return mean, jnp.maximum(variance, 0.0)
 
-    def _log_evidence(self, data: Any, fixed: Any, state: ProgramState) -> Array:
+    def _log_evidence(self, data: object, fixed: object, state: ProgramState) -> Array:
         return self._algorithm.log_evidence(
             self._form(data, fixed, state.hyper), jax.lax.stop_gradient(state.algorithm)
         )

@@ -105,10 +105,10 @@ class LocalMoments(NamedTuple):
 
 def predictive_moments(
     engine: Engine,
-    *args: Any,
+    *args: object,
     hyper: Hyper | None = None,
     target: Target = "f_plus_noise",
-    **kwargs: Any,
+    **kwargs: object,
 ) -> dict[str, PredictiveMoments]:
     r"""Mean and variance of predictors or observations, with or without the uncertainty of hyperparameters.
 
@@ -192,7 +192,7 @@ def predictive_moments(
     return _mixture(run, points, slices, target)
 
 
-def fitted_run(engine: Any) -> GaussianRun:
+def fitted_run(engine: object) -> GaussianRun:
     """The run of an engine on Gaussian fields.
 
     :raises ValueError: if it is none.
@@ -237,7 +237,7 @@ def hyper_covariance(engine: Engine, hyper: str) -> np.ndarray:
     return found.covariance
 
 
-def local_moments(engine: Engine, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, LocalMoments]:
+def local_moments(engine: Engine, args: tuple[object, ...], kwargs: Mapping[str, object]) -> dict[str, LocalMoments]:
     """Predictors at the optimum of the hyperparameters with their derivatives, by observed site.
 
     :param args: of the model, as for :func:`predictive_moments`.
@@ -263,7 +263,7 @@ def _slopes(reading: LatentGaussianReading, space: UnconstrainedSpace, exact: Al
         form = reading.form(space.unpack(values, fixed), data)
         return *exact.posterior(form, exact.init(form)).predictor_moments(), _noise(form)
 
-    def with_slopes(data: Any, fixed: dict[str, Array], values: Array) -> Any:
+    def with_slopes(data: object, fixed: dict[str, Array], values: Array) -> Any:
         moments, push = jax.linearize(lambda v: at(data, fixed, v), values)
         # One after the other: each has the size of the prior's covariance on its way.
         return moments, jax.lax.map(push, jnp.eye(values.size, dtype=values.dtype))

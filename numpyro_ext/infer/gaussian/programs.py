@@ -84,7 +84,7 @@ class Programs(FittingPrograms):
     def _marginals(self, data: Any, hyper: dict[str, Array], state: Any, *, marginals_fn: Callable[..., Any]) -> Any:
         return marginals_fn(self.posterior(data, hyper, state), self._reading.maps(hyper, data))
 
-    def _rows(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[Any, Array, Array, Array]:
+    def _rows(self, data: object, hyper: dict[str, Array], state: object) -> tuple[Any, Array, Array, Array]:
         """The posterior, mean and variance of the predictors, and log factors a deviation below, at and above them."""
         form, posterior = self.form(hyper, data), self.posterior(data, hyper, state)
         mean, variance = posterior.predictor_moments()
@@ -131,7 +131,7 @@ class Programs(FittingPrograms):
         self,
         data: Any,
         hyper: dict[str, Array],
-        state: Any,
+        state: object,
         rng_key: Array,
         *,
         num_samples: int,
@@ -216,7 +216,7 @@ class Programs(FittingPrograms):
         return design @ posterior.mean + offset, design @ posterior.scale_tril()
 
     def _log_predictive(
-        self, data: Any, hyper: dict[str, Array], state: Any, new: LatentGaussian | None = None
+        self, data: object, hyper: dict[str, Array], state: object, new: LatentGaussian | None = None
     ) -> tuple[Array, Array]:
         """Log predictive density of every factor and whether it is observed, of the fit itself or of another form on
         the same unknowns."""
@@ -232,7 +232,7 @@ class Programs(FittingPrograms):
             moments = posterior.mean_and_variance(AffineMap(new.design, new.offset))
         return log_predictive_factors(new, *moments), jnp.concatenate(new.observed)
 
-    def _leave_one_out(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[Array, Array]:
+    def _leave_one_out(self, data: object, hyper: dict[str, Array], state: object) -> tuple[Array, Array]:
         """Log predictive density of every factor without and with its own observation."""
         form = self.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
@@ -242,18 +242,20 @@ class Programs(FittingPrograms):
             return -scores[1], scores[0]
         return log_leave_one_out(form, posterior)
 
-    def _log_factors_at_draws(self, data: Any, hyper: dict[str, Array], state: Any) -> Array:
+    def _log_factors_at_draws(self, data: object, hyper: dict[str, Array], state: object) -> Array:
         form = self.form(hyper, data)
         return log_factors_at_draws(form, self._algorithm.posterior(form, state))
 
-    def _weight_inputs(self, data: Any, hyper: dict[str, Array], state: Any) -> tuple[LatentGaussian, Array, Array]:
+    def _weight_inputs(
+        self, data: object, hyper: dict[str, Array], state: object
+    ) -> tuple[LatentGaussian, Array, Array]:
         """The form, and mean and lower Cholesky factor of its unknowns: what importance weights are made of."""
         form = self.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
         return form, posterior.mean, posterior.scale_tril()
 
     def _fold_predictives(
-        self, data: Any, fixed: dict[str, Array], values: Array, *, batch_size: int | None
+        self, data: object, fixed: dict[str, Array], values: Array, *, batch_size: int | None
     ) -> tuple[Array, SearchState | None, Any]:
         """:meth:`_fold_predictive` for folds whose ``data`` are stacked, so many of them at a time."""
         found: tuple[Array, SearchState | None, Any] = jax.lax.map(
@@ -262,7 +264,7 @@ class Programs(FittingPrograms):
         return found
 
     def _fold_predictive(
-        self, data: Any, fixed: dict[str, Array], values: Array
+        self, data: object, fixed: dict[str, Array], values: Array
     ) -> tuple[Array, SearchState | None, Any]:
         """Fit one fold and score all its factors: predictive densities, the search, and the algorithm's info."""
         space = self._space
@@ -280,7 +282,7 @@ class Programs(FittingPrograms):
 
 
 def compiled_programs(
-    reading: LatentGaussianReading, algorithm: Algorithm, space: UnconstrainedSpace, **options: Any
+    reading: LatentGaussianReading, algorithm: Algorithm, space: UnconstrainedSpace, **options: object
 ) -> Programs:
     """The programs for this structure, from the cache if a run of the same structure has been made before.
 

@@ -147,7 +147,7 @@ class GaussianRun(FinishedRun):
         """The posterior of chosen elements of a large site."""
         chosen, indices = self.reading.choose(name, places.reshape(-1))
 
-        def marginals_at(inputs: Point, marginals_fn: Callable[..., Any]) -> dict[str, Any]:
+        def marginals_at(inputs: Point, marginals_fn: Callable[..., object]) -> dict[str, Any]:
             found = self.programs.chosen_marginals(*inputs, indices, chosen=chosen, marginals_fn=marginals_fn)
             return {name: found}
 
@@ -160,7 +160,7 @@ class GaussianRun(FinishedRun):
     def affine_sites(
         self,
         shapes: Mapping[str, tuple[int, ...]],
-        marginals_at: Callable[[Point, Callable[..., Any]], Mapping[str, Any]],
+        marginals_at: Callable[[Point, Callable[..., object]], Mapping[str, object]],
         covariance_at: Callable[[Point, str], Array],
     ) -> dict[str, SitePosterior]:
         """Posteriors of quantities affine in the field, computed when they are first asked for.

@@ -46,7 +46,7 @@ def evaluation_fn(
         batched. Where no gradient is asked for, and the solver knows the log evidence, the gradient is zero.
     """
 
-    def evaluate(values: Array, state: Any, with_gradient: bool | Array = True) -> Evaluation:
+    def evaluate(values: Array, state: object, with_gradient: bool | Array = True) -> Evaluation:
         solved, info = solve_fn(form_fn(values), state)
         solved = jax.lax.stop_gradient(solved)
 

@@ -79,7 +79,7 @@ def _kernel(first: np.ndarray, second: np.ndarray, length: float) -> np.ndarray:
     return found
 
 
-def predicted(states: Sequence[Any], known: np.ndarray, points: np.ndarray, length: float = _LENGTHS[1]) -> Any:
+def predicted(states: Sequence[object], known: np.ndarray, points: np.ndarray, length: float = _LENGTHS[1]) -> Any:
     """States at points, from those at others: numbers by :func:`shares`, all else from the nearest point.
 
     Numbers that are nowhere negative stay so. What would not be finite is that of the nearest point.
@@ -97,7 +97,7 @@ def predicted(states: Sequence[Any], known: np.ndarray, points: np.ndarray, leng
     batch_of = np.searchsorted(ends, nearest, side="right")
     row_of = nearest - np.concatenate([[0], ends])[batch_of]
 
-    def at_points(*leaves: Any) -> np.ndarray:
+    def at_points(*leaves: object) -> np.ndarray:
         arrays = [np.asarray(leaf) for leaf in leaves]
         beside = np.stack([arrays[batch][row] for batch, row in zip(batch_of, row_of, strict=True)])
         if not np.issubdtype(beside.dtype, np.inexact):
@@ -126,7 +126,7 @@ class KnownPoints:
         """Number of points."""
         return sum(map(len, self._points))
 
-    def append(self, points: np.ndarray, states: Any, is_good: np.ndarray) -> None:
+    def append(self, points: np.ndarray, states: object, is_good: np.ndarray) -> None:
         """Note the fits that are good.
 
         :param points: standardised coordinates, shape ``(n, k)``.

@@ -112,7 +112,7 @@ def _blank_memory(size: int, dtype: DTypeLike) -> Any:
 def init_search(
     shapes: Evaluation,
     values: Array,
-    state: Any,
+    state: object,
     *,
     has_metric: bool = False,
     has_curvature: bool = True,
@@ -157,7 +157,7 @@ def init_search(
     )
 
 
-def _select(condition: Array, new: Any, old: Any) -> Any:
+def _select(condition: Array, new: object, old: object) -> Any:
     return jax.lax.cond(condition, lambda: new, lambda: old)
 
 
@@ -322,7 +322,7 @@ def search(
     tol: float,
     max_iterations: int | Array,
     trace_length: int | None = None,
-    field_tol: Any = None,
+    field_tol: object = None,
 ) -> tuple[SearchState, Array]:
     """Go on with a search for at most ``num_evaluations`` evaluations.
 
@@ -359,9 +359,9 @@ def search(
 
 
 def maximise(
-    evaluate: Callable[[Array, Any], Evaluation],
+    evaluate: Callable[[Array, object], Evaluation],
     values: Array,
-    state: Any,
+    state: object,
     *,
     tol: float = 1e-4,
     max_iterations: int = 100,

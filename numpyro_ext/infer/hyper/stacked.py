@@ -32,10 +32,10 @@ def with_element(stacked: _Tree, k: int | Array, element: _Tree) -> _Tree:
     return found
 
 
-def at_each(function: Callable[[Any], Any], stacked: Any, number: int | Array) -> Any:
+def at_each(function: Callable[[object], object], stacked: object, number: int | Array) -> Any:
     """The function of each of the first ``number`` of stacked arguments, one after the other; zeros at the others."""
 
-    def step(k: Array, found: Any) -> Any:
+    def step(k: Array, found: object) -> Any:
         return with_element(found, k, function(element_of(stacked, k)))
 
     shapes = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], stacked))

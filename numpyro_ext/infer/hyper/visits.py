@@ -31,13 +31,13 @@ class Visits(NamedTuple):
 
 
 def search_and_visit(
-    evaluate: Callable[[Array, Any, Any, Any], Evaluation],
-    note: Callable[[Array, Evaluation, Array], Any],
+    evaluate: Callable[[Array, object, object, object], Evaluation],
+    note: Callable[[Array, Evaluation, Array], object],
     state: SearchState,
     visits: Visits,
     *,
     num_evaluations: int | Array,
-    field_tol: Any,
+    field_tol: object,
     tol: float,
     max_iterations: int | Array,
     trace_length: int,
@@ -55,11 +55,11 @@ def search_and_visit(
     start = state.num_evaluations
     note = jax.jit(note)  # traced once, for the shapes and for the loop
 
-    def unfinished(carry: tuple[SearchState, Array, Any, Array]) -> Array:
+    def unfinished(carry: tuple[SearchState, Array, object, Array]) -> Array:
         state, _, _, k = carry
         return (k < visits.number) | (~is_finished(state) & (state.num_evaluations - start < num_evaluations))
 
-    def advance(carry: tuple[SearchState, Array, Any, Array]) -> tuple[SearchState, Array, Any, Array]:
+    def advance(carry: tuple[SearchState, Array, object, Array]) -> tuple[SearchState, Array, Any, Array]:
         state, trace, notes, k = carry
         is_visit = k < visits.number
         point, begun = element_of((visits.points, visits.states), k)
@@ -76,7 +76,7 @@ def search_and_visit(
         state = lax.cond(is_visit, lambda: state, lambda: taken)
         return state, trace, notes, k + 1
 
-    def first(points: Array, states: Any) -> Any:
+    def first(points: Array, states: object) -> Any:
         state = jax.tree.map(lambda leaf: leaf[0], states)
         return note(points[0], evaluate(points[0], state, field_tol, start > 0), start > 0)
 

@@ -193,7 +193,7 @@ def annealed_importance_sampling(
     model: Callable[..., object],
     rng_key: Array,
     *args: object,
-    hyper_values: Mapping[str, Any] | None = None,
+    hyper_values: Mapping[str, object] | None = None,
     num_chains: int = 256,
     num_temperatures: int = 100,
     num_transitions: int = 1,

@@ -148,7 +148,7 @@ def move(
     # all places are kept one by one
     most_at_once = 1 if keep_path else kernel.most_at_once
 
-    def over_particles(function: Callable[..., Any], *args: object) -> Any:
+    def over_particles(function: Callable[..., object], *args: object) -> Any:
         if batch_size is None or batch_size >= number:
             return jax.vmap(function)(*args)
         return lax.map(lambda arg: function(*arg), args, batch_size=batch_size)
@@ -168,7 +168,7 @@ def move(
     deviation = jnp.std(start, 0)
     centred = (start - jnp.mean(start, 0)) / jnp.where(deviation > 0.0, deviation, 1.0)
 
-    def correlation(states: Any) -> Array:
+    def correlation(states: object) -> Array:
         seen = watched(states)
         now = seen - jnp.mean(seen, 0)
         scale = jnp.std(now, 0)

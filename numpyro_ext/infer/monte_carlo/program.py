@@ -67,7 +67,7 @@ class SMCProgram:
     """
 
     def __init__(
-        self, programs: Programs, target: Target, changing: Mapping[str, Any], places: list[int], num_particles: int
+        self, programs: Programs, target: Target, changing: Mapping[str, object], places: list[int], num_particles: int
     ) -> None:
         self._programs, self._target, self._places, self._number = programs, target, places, num_particles
         self.changing: dict[str, Any] = dict(changing)
@@ -78,7 +78,7 @@ class SMCProgram:
         shapes = {name: jax.tree.map(np.shape, value) for name, value in self.changing.items()}
         return f"SMCProgram({', '.join(f'{name} {shape}' for name, shape in shapes.items())})"
 
-    def init(self, rng_key: Array, arrays: Mapping[str, Any] | None = None) -> SMCProgramState:
+    def init(self, rng_key: Array, arrays: Mapping[str, object] | None = None) -> SMCProgramState:
         """Draw particles from the prior and lead them to the posterior, as ``smc.run`` with the same key does.
 
         :param rng_key: random number generator key, of all updates too.
@@ -88,7 +88,7 @@ class SMCProgram:
         found: SMCProgramState = self._init(rng_key, other_values(self.changing, arrays or {}))
         return found
 
-    def update(self, arrays: Mapping[str, Any], state: SMCProgramState) -> SMCProgramState:
+    def update(self, arrays: Mapping[str, object], state: SMCProgramState) -> SMCProgramState:
         """Take in other data of the same model: see ``smc.update``.
 
         :param arrays: values of the arguments that change, by name; of those left out what the program was made with.
@@ -184,7 +184,7 @@ def read_changing(
     return read_with_changing(call, names, lambda names: _read_changing(call._replace(changing=names), given))
 
 
-def _read_changing(call: ModelCall, given: Mapping[str, Any]) -> tuple[Target, dict[str, Any], list[int]]:
+def _read_changing(call: ModelCall, given: Mapping[str, object]) -> tuple[Target, dict[str, Any], list[int]]:
     model, names = call.model, call.changing
     changing = call.changing_values()
     target = Target(model, call.rng_key, *call.with_values(changing), given)
@@ -192,7 +192,7 @@ def _read_changing(call: ModelCall, given: Mapping[str, Any]) -> tuple[Target, d
     if places is not None:
         return target, changing, places
 
-    def trace(values: Mapping[str, Any]) -> None:
+    def trace(values: Mapping[str, object]) -> None:
         seeded = handlers.seed(handlers.substitute(PlainSites(model), data=dict(given)), call.rng_key)
         args, kwargs = call.with_values({**changing, **values})
         for site in handlers.trace(seeded).get_trace(*args, **kwargs).values():

@@ -301,7 +301,7 @@ class SMCRun:
 class _Unobserved(Messenger):
     """The model with its observed sites drawn."""
 
-    def __init__(self, model: Any, observed: tuple[str, ...]) -> None:
+    def __init__(self, model: object, observed: tuple[str, ...]) -> None:
         self.observed = observed
         super().__init__(model)
 

@@ -207,7 +207,7 @@ class Programs:
         def share(position: Array) -> Array:
             return shares(position, *(places or (None, None)))
 
-        def bases(_: Any) -> Any:
+        def bases(_: object) -> Any:
             return lax.map(base_of, particles.vectors, batch_size=batch)
 
         # an update begins where the log likelihoods of the data before are known
@@ -249,7 +249,7 @@ class Programs:
         nothing, zero = jnp.zeros((), log_weights.dtype), jnp.zeros((), int)
         info = StepInfo(size, zero, nothing, nothing, zero, log_evidence, jnp.sqrt(error), num_alive)
 
-        def moved(_: Any) -> tuple[Particles, StepInfo]:
+        def moved(_: object) -> tuple[Particles, StepInfo]:
             resample_key, move_key = random.split(random.fold_in(rng_key, step))
             weights = normalised(log_weights)
             chosen = multinomial(resample_key, weights, ladder.num_parents)
@@ -334,7 +334,7 @@ class Programs:
         """All sites but the observed ones."""
         return self._mapped(self.target.constrained)
 
-    def _mapped(self, function: Callable[[Array, list[Array]], Any]) -> Callable[..., Any]:
+    def _mapped(self, function: Callable[[Array, list[Array]], object]) -> Callable[..., Any]:
         """A compiled function of many vectors, from one of a single vector."""
 
         def run(vectors: Array, data: list[Array]) -> Any:

@@ -72,7 +72,7 @@ class Target:
         rng_key: Array,
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
-        hyper_values: Mapping[str, Any],
+        hyper_values: Mapping[str, object],
     ) -> None:
         check_key(rng_key)
         self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs)
@@ -172,7 +172,7 @@ class Target:
                 return found
         return Target(self.model, self._key, args, kwargs, self._given)
 
-    def places_of(self, leaves: Collection[Any]) -> list[int] | None:
+    def places_of(self, leaves: Collection[object]) -> list[int] | None:
         """Places in :attr:`data` of these arrays among the arguments; ``None`` if one of them is not there."""
         all_leaves = jax.tree.leaves((self.args, self.kwargs))
         there = {id(all_leaves[leaf]): number for number, leaf in enumerate(self._free)}
@@ -326,7 +326,7 @@ class Target:
         jax.eval_shape(look)
         return found
 
-    def _coordinates(self, site: Mapping[str, Any]) -> Coordinates:
+    def _coordinates(self, site: Mapping[str, object]) -> Coordinates:
         return coordinates(site["fn"], is_step=site["name"] in self._steps)
 
     def _constrained(self, values: Mapping[str, Array], site: Mapping[str, Any]) -> Any:
@@ -372,7 +372,7 @@ def _equal(one: Any, other: Any) -> bool:
         return False
 
 
-def _check(sites: Mapping[str, SiteInfo], latent: Mapping[str, SiteInfo], given: Mapping[str, Any]) -> None:
+def _check(sites: Mapping[str, SiteInfo], latent: Mapping[str, SiteInfo], given: Mapping[str, object]) -> None:
     def refuse(name: str, why: str) -> ModelStructureError:
         return ModelStructureError(f"site '{name}' {why}", site=name)
 

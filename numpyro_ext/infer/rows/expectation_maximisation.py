@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -207,7 +207,7 @@ def _start(rows: LatentGaussianRows, method: Method) -> RowPosteriors:
 def _check_method(
     rows: LatentGaussianRows,
     learn: tuple[Parameter, ...],
-    method: Any,
+    method: object,
     sparsity: float | None,
     loading_scale: float | None,
     batch_size: int | None,

@@ -31,8 +31,8 @@ __all__ = ["checked_rows", "runaway_columns", "table_rows"]
 
 
 def table_rows(
-    table: Any,
-    mask: Any = None,
+    table: object,
+    mask: object = None,
     *,
     kinds: str | int | Sequence[str | int] = "real",
     num_factors: int | None = None,
@@ -304,7 +304,7 @@ def _refuse(good: np.ndarray, cells: np.ndarray, columns: Sequence[int], what: s
         )
 
 
-def _numbers(value: Any, name: str) -> np.ndarray:
+def _numbers(value: object, name: str) -> np.ndarray:
     try:
         # Pandas has a missing value of its own.
         return value.to_numpy(float, na_value=np.nan) if hasattr(value, "to_numpy") else np.asarray(value, float)
@@ -314,7 +314,7 @@ def _numbers(value: Any, name: str) -> np.ndarray:
         ) from error
 
 
-def _booleans(value: Any, name: str, shape: tuple[int, ...] | None) -> np.ndarray:
+def _booleans(value: object, name: str, shape: tuple[int, ...] | None) -> np.ndarray:
     mask = np.asarray(value)
     if mask.dtype != bool:
         numbers = _numbers(value, name)

@@ -48,7 +48,7 @@ class MeanFieldPrograms(SparsePrograms):
         self.row_variance = jax.jit(self._row_variance, static_argnames="name")
         self.row_covariance = jax.jit(self._row_covariance, static_argnames="name")
 
-    def state_shapes(self, data: Any, hyper: dict[str, Array], workspace: core.Workspace) -> core.State:
+    def state_shapes(self, data: object, hyper: dict[str, Array], workspace: core.Workspace) -> core.State:
         """Shapes and dtypes of the state."""
         shapes: core.State = jax.eval_shape(self._init_state, data, hyper, workspace, None)
         return shapes

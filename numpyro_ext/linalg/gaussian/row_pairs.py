@@ -111,7 +111,7 @@ def _each_pair(columns: Array, values: Array) -> Iterator[tuple[Array, Array, Ar
         yield _products(columns, values, first, second)
 
 
-def _products(columns: Array, values: Array, first: Any, second: Any) -> tuple[Array, Array, Array]:
+def _products(columns: Array, values: Array, first: object, second: object) -> tuple[Array, Array, Array]:
     a, b = columns[:, first], columns[:, second]
     # Of two entries at one column, the pair and its mirror image fall on the same element.
     times = jnp.where((a == b) & (first != second), 2.0, 1.0).astype(values.dtype)

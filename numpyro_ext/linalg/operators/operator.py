@@ -74,7 +74,7 @@ class LinearOperator:
     @overload
     def __matmul__(self, other: ArrayLike) -> Array: ...
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: object) -> Any:
         if isinstance(other, LinearOperator):
             return _compose(self, other)
         x = _as_real(other)
@@ -118,7 +118,7 @@ class LinearOperator:
         return self @ jnp.eye(self.shape[1])
 
 
-def _as_real(x: Any) -> Array:
+def _as_real(x: object) -> Array:
     values = jnp.asarray(x)
     if jnp.issubdtype(values.dtype, jnp.complexfloating):
         raise ValueError("operators are real; stack the real and imaginary parts.")
@@ -309,7 +309,7 @@ def from_matrix(matrix: ArrayLike) -> LinearOperator:
     return _Matrix(matrix)
 
 
-def select(indices_or_mask: Any, columns: int | None = None) -> LinearOperator:
+def select(indices_or_mask: object, columns: int | None = None) -> LinearOperator:
     """The rows of the identity that are kept: ``select(mask) @ x`` are the elements of ``x`` where the mask is true.
 
     :param indices_or_mask: a boolean mask of any shape (an image of observed pixels), read in row-major order; or

@@ -102,7 +102,7 @@ class SparsePattern:
         return f"SparsePattern(size={self.size}, num_entries={self.num_entries})"
 
 
-def _size(size: Any) -> int:
+def _size(size: object) -> int:
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or not 0 < size < 2**31:
         raise ValueError(f"The size of a matrix is a positive integer, not {size!r}.")
     return int(size)

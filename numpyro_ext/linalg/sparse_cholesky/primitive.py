@@ -152,7 +152,7 @@ def _promoted(*arrays: Array) -> tuple[Array, ...]:
 # ---- calls of the host: NumPy in and out, since JAX inside a callback may wait for itself ----
 
 
-def _callback(pattern: SparsePattern, function: Callable[..., Any], result: Any, *args: Array) -> Any:
+def _callback(pattern: SparsePattern, function: Callable[..., object], result: object, *args: Array) -> Any:
     def on_host(*args: object) -> Any:
         arrays = [np.asarray(a) for a in args]
         with np.errstate(all="ignore"):  # what is not finite comes back as nan
@@ -162,7 +162,7 @@ def _callback(pattern: SparsePattern, function: Callable[..., Any], result: Any,
     return jax.pure_callback(on_host, result, *args, vmap_method="sequential")
 
 
-def _call(pattern: SparsePattern, function: Callable[..., Any], like: Array, *args: Array) -> Array:
+def _call(pattern: SparsePattern, function: Callable[..., object], like: Array, *args: Array) -> Array:
     """Result of the shape and type of one of the arguments."""
     result: Array = _callback(pattern, function, jax.ShapeDtypeStruct(like.shape, like.dtype), *args)
     return result
@@ -178,7 +178,7 @@ def _doubles(words: NDArray[np.generic]) -> NDArray[np.float64]:
     return np.ascontiguousarray(words).view(np.float64)
 
 
-def _in_columns(function: Callable[[Any, Any, NDArray[np.float64]], NDArray[np.float64]]) -> Callable[..., Any]:
+def _in_columns(function: Callable[[object, object, NDArray[np.float64]], NDArray[np.float64]]) -> Callable[..., Any]:
     """Function of right-hand sides of shape (n, k), for those of shape (n,) as well."""
 
     def of_any_shape(pattern: SparsePattern, words: NDArray[np.generic], b: NDArray[np.generic]) -> NDArray[np.float64]:
@@ -256,7 +256,7 @@ def _selected_inverse_jvp(
     # Both this map and its transpose, since the factor of the transpose is the same.
     tangent = tangents[0] * _one_without_derivative("SparseFactor: the derivative of the selected inverse", values)
 
-    def transposed(_: Any, y: Array) -> Array:
+    def transposed(_: object, y: Array) -> Array:
         # the second derivative of the log determinant is symmetric once entries are counted as often as they occur
         y = y / _times(pattern, jnp.ones_like(y))
         return _times(pattern, _call(pattern, _tangent_on_host, y, words, y))

@@ -290,7 +290,7 @@ class LatentGaussianReading(ModelReading):
                 numbers[columns] = -1
         return numbers
 
-    def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> LatentGaussian:
+    def form(self, hyper: Mapping[str, object], data: Sequence[object] | None = None) -> LatentGaussian:
         """The form at given hyperparameters.
 
         :param hyper: constrained values of all sites in :attr:`hyper`.
@@ -332,7 +332,7 @@ class LatentGaussianReading(ModelReading):
         return found
 
     def maps(
-        self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None, names: Sequence[str] | None = None
+        self, hyper: Mapping[str, object], data: Sequence[object] | None = None, names: Sequence[str] | None = None
     ) -> dict[str, AffineMap]:
         """Affine sites as maps of the unknowns: value ``= (design @ e + offset).reshape(site_shapes[name])``."""
         env, indices = self._env(hyper, data), self._indices(data).maps
@@ -352,7 +352,7 @@ class LatentGaussianReading(ModelReading):
             raise ValueError(f"{len(elements)} elements of {name!r} are too many at once: ask for fewer.") from error
 
     def chosen_map(
-        self, chosen: ChosenRows, indices: ChosenIndices, hyper: Mapping[str, Any], data: Sequence[Any]
+        self, chosen: ChosenRows, indices: ChosenIndices, hyper: Mapping[str, object], data: Sequence[object]
     ) -> AffineMap:
         """Map of the unknowns that :meth:`choose` found."""
         return AffineMap(*chosen.design(self._env(hyper, data), indices))
@@ -378,7 +378,7 @@ class LatentGaussianReading(ModelReading):
         traced = self._trace.factors[name]
         return np.ravel(np.broadcast_to(self._known_value(traced.parameters["lower"]), self.site_shapes[name]))
 
-    def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
+    def draw(self, hyper: Mapping[str, object], white: Array, data: Sequence[object]) -> Array:
         e, form = super().draw(hyper, white, data), self.form(hyper, data)
         if isinstance(form.design, StateSpaceDesign):
             # a long path goes where likelihoods overflow
@@ -389,7 +389,7 @@ class LatentGaussianReading(ModelReading):
             e = e.at[columns].set(prior.inside(e[columns]))
         return e
 
-    def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
+    def linearity_error(self, hyper: Mapping[str, object], data: Sequence[object]) -> Array:
         """Distance of rows by way of their quantities from the rows, at one point."""
         form = self.form(hyper, data)
         if form.touched is None:

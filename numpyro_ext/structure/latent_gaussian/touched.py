@@ -104,7 +104,7 @@ class TouchedRows:
         sizes = ", ".join(f"{blocks} of {width}" for blocks, width in self.shapes)
         return f"touched: {self.num_blocks} blocks of which rows touch a part, padded to {sizes} quantities"
 
-    def build(self, env: Mapping[int, Any], indices: TouchedIndices, sign: Array) -> Touched:
+    def build(self, env: Mapping[int, object], indices: TouchedIndices, sign: Array) -> Touched:
         """The form's part, at the given hyperparameters and data.
 
         :param sign: by which rows are multiplied, shape ``(num_rows,)``.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +19,7 @@ MAX_HYPER_SIZE = 100
 """Elements that a hyperparameter may have."""
 
 
-def check_values(sites: Mapping[str, SiteInfo], values: Mapping[str, Any]) -> None:
+def check_values(sites: Mapping[str, SiteInfo], values: Mapping[str, object]) -> None:
     """Refuse starting values of sites that are not there, or outside the support of their site.
 
     :raises ModelStructureError: naming the first.

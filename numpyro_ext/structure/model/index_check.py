@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,8 +16,8 @@ __all__ = ["check_indices"]
 def check_indices(
     program: Program,
     values: Mapping[str, Atom],
-    given: Mapping[int, Any] | None = None,
-    arguments: Mapping[str, Any] | None = None,
+    given: Mapping[int, object] | None = None,
+    arguments: Mapping[str, object] | None = None,
 ) -> None:
     """Refuse lookups in unknown arrays at known indices that are out of range, or negative numbers of an argument.
 
@@ -78,7 +77,7 @@ def _check_signs(name: str, index: np.ndarray, size: int, negative: Mapping[str,
             )
 
 
-def _with_negative_numbers(arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _with_negative_numbers(arguments: Mapping[str, object]) -> dict[str, np.ndarray]:
     """Arrays of integers, and lists of them, that have negative ones, flattened."""
     arrays = {}
     for label, value in arguments.items():

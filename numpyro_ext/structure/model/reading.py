@@ -178,7 +178,7 @@ class ModelReading(TracedModel, ABC):
         point = [jnp.asarray(env[n]) for n in moving]
         direction = [jnp.cos(1.0 + jnp.arange(x.size) ** 2.0).reshape(x.shape).astype(x.dtype) for x in point]
 
-        def slope(env: Mapping[int, Any], point: list[Array], direction: list[Array]) -> Array:
+        def slope(env: Mapping[int, object], point: list[Array], direction: list[Array]) -> Array:
             def value(point: list[Array]) -> Array:
                 return jnp.asarray(program.evaluate([log_prob], {**env, **dict(zip(moving, point, strict=True))})[0])
 
@@ -193,7 +193,7 @@ class ModelReading(TracedModel, ABC):
         values = {n: a for n, a in self._trace.values.items() if n not in self.predictive}
         return tuple(n for n, a in values.items() if n in self.field or degrees.of(a) == Degree.AFFINE)
 
-    def _sum_factors(self, names: Sequence[str], env: Mapping[int, Any]) -> Array:
+    def _sum_factors(self, names: Sequence[str], env: Mapping[int, object]) -> Array:
         total = jnp.zeros((), jnp.result_type(float))
         for name in names:
             traced = self._trace.factors[name]
@@ -203,18 +203,18 @@ class ModelReading(TracedModel, ABC):
             total = total + jnp.sum(jnp.where(mask, log_prob, 0.0))
         return total
 
-    def _log_constant(self, env: Mapping[int, Any]) -> Array:
+    def _log_constant(self, env: Mapping[int, object]) -> Array:
         total = self._sum_factors(self._constant_factors, env)
         for name, traced in self._trace.factors.items():
             if name not in self.predictive:
                 total = total + self._program.evaluate([traced.constant], env)[0]
         return total
 
-    def log_prior(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
+    def log_prior(self, hyper: Mapping[str, object], data: Sequence[object] | None = None) -> Array:
         """Log prior density of the hyperparameter sample sites, in the constrained space (no Jacobian)."""
         return self._sum_factors(self._prior_factors, self._env(hyper, data))
 
-    def log_constant(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
+    def log_constant(self, hyper: Mapping[str, object], data: Sequence[object] | None = None) -> Array:
         """Terms of the log density that depend on no unknown and are no priors of hyperparameters."""
         return self._log_constant(self._env(hyper, data))
 
@@ -261,28 +261,28 @@ class ModelReading(TracedModel, ABC):
         return [type(self).__name__, *(self.describe().split("\n") if self.model is not None else ["(a skeleton)"])]
 
     @abstractmethod
-    def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Any:
+    def form(self, hyper: Mapping[str, object], data: Sequence[object] | None = None) -> Any:
         """The form at given hyperparameters: arrays, and a ``log_density`` of the unknowns.
 
         :param hyper: constrained values of all sites in :attr:`hyper`.
         :param data: arrays to use instead of :attr:`data`; what was read of the structure stays.
         """
 
-    def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
+    def log_joint(self, hyper: Mapping[str, object], e: Array, data: Sequence[object]) -> Array:
         """Log density of the unknowns ``e``, hyperparameters and data, from the form."""
         found: Array = self.form(hyper, data).log_density(e) + self.log_prior(hyper, data)
         return found
 
-    def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
+    def draw(self, hyper: Mapping[str, object], white: Array, data: Sequence[object]) -> Array:
         """Unknowns of a plausible size, made of standard normal numbers of shape ``(num_columns,)``."""
         priors = self._evaluated({n: self._trace.priors[n] for n in self.field}, self._env(hyper, data))
         return jnp.concatenate([colour(priors[n], white[columns]) for n, columns in self._columns.items()])
 
-    def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
+    def linearity_error(self, hyper: Mapping[str, object], data: Sequence[object]) -> Array:
         """Distance of the operators of the form from their adjoints, where it has operators."""
         return jnp.zeros(())
 
-    def reference_rounding(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
+    def reference_rounding(self, hyper: Mapping[str, object], e: Array, data: Sequence[object]) -> Array:
         """Bound on the error of log densities of binary data that are computed from probabilities; infinite where they
         are so small that NumPyro puts another in their place."""
         env, total = self._env_at(hyper, e, data), jnp.zeros(())

@@ -184,7 +184,7 @@ def read_first(
     kwargs: Mapping[str, object] | None = None,
     *,
     field: Sequence[str] | str | None = None,
-    init_values: Mapping[str, Any] | None = None,
+    init_values: Mapping[str, object] | None = None,
     held: Collection[str] = (),
     rng_key: Array | None = None,
     check: bool = True,
@@ -335,7 +335,7 @@ def _hint_of_a_process(sites: Mapping[str, SiteInfo]) -> str:
 def _hint_of_a_function(sites: Mapping[str, SiteInfo]) -> str:
     """Hint on sites that are functions of Gaussian ones, such as log-normal rates."""
 
-    def is_function(fn: Any) -> bool:
+    def is_function(fn: object) -> bool:
         return isinstance(fn, dist.TransformedDistribution) and is_gaussian(fn.base_dist)
 
     found = [n for n, s in sites.items() if s.kind == "latent" and is_function(unwrap(s.prior))]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class SelfComparisons(NamedTuple):
 
 
 def self_differences(
-    program: Program, data: Mapping[int, Any], log_prob: Atom, shape: tuple[int, ...]
+    program: Program, data: Mapping[int, object], log_prob: Atom, shape: tuple[int, ...]
 ) -> np.ndarray | None:
     """Mask of the observations that see the difference of an unknown with itself, ``None`` where none does.
 
@@ -118,7 +118,7 @@ def _lookups(program: Program, atom: Atom) -> Iterator[Equation]:
         atom = equation.inputs[0]
 
 
-def _are_same(program: Program, data: Mapping[int, Any], one: Atom, other: Atom) -> np.ndarray | None:
+def _are_same(program: Program, data: Mapping[int, object], one: Atom, other: Atom) -> np.ndarray | None:
     """Mask of places where two values are the same element of the same value; ``None`` where that is not known, or
     all elements of one of them are the same, to which others are compared on purpose."""
     first, second = (next(_lookups(program, atom)) for atom in (one, other))
@@ -144,7 +144,7 @@ def _same(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None
     return np.asarray((one == other) & (one >= 0))
 
 
-def _places(program: Program, data: Mapping[int, Any], atom: Atom) -> tuple[Atom, np.ndarray] | None:
+def _places(program: Program, data: Mapping[int, object], atom: Atom) -> tuple[Atom, np.ndarray] | None:
     """The value of which another one is elements, and their flat places there, ``-1`` where there is none."""
     equations = list(_lookups(program, atom))
     while equations and equations[-1].primitive.name != "gather":
@@ -166,7 +166,7 @@ def _places(program: Program, data: Mapping[int, Any], atom: Atom) -> tuple[Atom
     return None if places is None else (equations[-1].inputs[0], places)
 
 
-def _places_in_operand(program: Program, data: Mapping[int, Any], equation: Equation) -> np.ndarray | None:
+def _places_in_operand(program: Program, data: Mapping[int, object], equation: Equation) -> np.ndarray | None:
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     starts = _starts(program, data, equation)
     if starts is None:
@@ -181,7 +181,7 @@ def _places_in_operand(program: Program, data: Mapping[int, Any], equation: Equa
     return np.asarray(np.where(places < 0, -1, places + offset))
 
 
-def _starts(program: Program, data: Mapping[int, Any], equation: Equation) -> np.ndarray | None:
+def _starts(program: Program, data: Mapping[int, object], equation: Equation) -> np.ndarray | None:
     """Flat place of the first element of each slice that is looked up, ``-1`` where it is out of range."""
     numbers, operand = equation.params["dimension_numbers"], program.shape(equation.inputs[0])
     index = program.known_value(equation.inputs[1], data)

@@ -42,7 +42,7 @@ class TracedModel(Shown):
     """Sites of :attr:`hyper` that are Gaussian unknowns of the form nevertheless."""
 
     def __init__(
-        self, call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str], prior: Callable[[Any], Any]
+        self, call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str], prior: Callable[[object], object]
     ):
         self.model: Any = call.model
         self.args, self.kwargs = call.args, call.kwargs
@@ -135,13 +135,13 @@ class TracedModel(Shown):
         out._check_indices(out.data, {})
         return out
 
-    def _check_indices(self, data: Sequence[Any], changed: Mapping[str, Any]) -> None:
+    def _check_indices(self, data: Sequence[object], changed: Mapping[str, object]) -> None:
         """Refuse indices that are out of range or negative, in these data too where they may change."""
         known = dict(zip(self._program.constants, data, strict=False)) if self.changing else {}
         arguments, _ = bound_arguments(self.model, self.args, self.kwargs)
         check_indices(self._program, self._indexed, known, {**arguments, **changed})
 
-    def with_changing(self, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
+    def with_changing(self, arrays: Mapping[str, object]) -> tuple[Any, ...]:
         """:attr:`data` with other values of the arguments that change.
 
         :param arrays: by name, of the shapes of :attr:`changing`; what is left out stays as it is.
@@ -208,12 +208,12 @@ class TracedModel(Shown):
         start = jnp.asarray(site.init, jnp.result_type(float))
         return [site.transform(site.transform.inv(start) + move)]
 
-    def _evaluated(self, tree: Any, env: Mapping[int, Any]) -> Any:
+    def _evaluated(self, tree: object, env: Mapping[int, object]) -> Any:
         """A tree of atoms, such as the prior of a site, with their values."""
         atoms, structure = jax.tree.flatten(tree)
         return jax.tree.unflatten(structure, self._program.evaluate(atoms, env))
 
-    def _model_key(self, arrays: Iterable[Any], *, as_written: bool = False) -> tuple[Any, ...]:
+    def _model_key(self, arrays: Iterable[object], *, as_written: bool = False) -> tuple[Any, ...]:
         """Equal for readings whose program, field, hyperparameters, classes of priors and families are the same.
 
         :param arrays: what was looked up in the data; ``None`` in the place of what there is not.
@@ -252,7 +252,7 @@ class TracedModel(Shown):
             lines.append(f"{self._role_of(name)}: {name} {site.shape} ({kind})")
         return lines + [f"left out (integrates to one): {n}" for n in self.predictive]
 
-    def _env(self, hyper: Mapping[str, Any], data: Sequence[Any] | None) -> dict[int, Any]:
+    def _env(self, hyper: Mapping[str, object], data: Sequence[object] | None) -> dict[int, Any]:
         env: dict[int, Any] = {}
         for name, atom in self._given.items():
             value = self.sites[name].init if name in self.predictive else hyper[name]
@@ -264,11 +264,11 @@ class TracedModel(Shown):
             env[atom] = env[atom].astype(self._program.avals[atom].dtype)
         return env
 
-    def _env_at(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any] | None) -> dict[int, Any]:
+    def _env_at(self, hyper: Mapping[str, object], e: Array, data: Sequence[object] | None) -> dict[int, Any]:
         field = {atom: e[self._columns[name]] for name, (atom, _) in self._field.items()}
         return self._env(hyper, data) | field
 
-    def values(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any] | None = None) -> dict[str, Array]:
+    def values(self, hyper: Mapping[str, object], e: Array, data: Sequence[object] | None = None) -> dict[str, Array]:
         """Every latent and deterministic site at the unknowns ``e`` of shape ``(num_columns,)``."""
         env = self._env_at(hyper, e, data)
         names = [n for n in self._trace.values if n not in self.predictive]

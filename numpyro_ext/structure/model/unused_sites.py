@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 
@@ -15,7 +14,7 @@ __all__ = ["is_used", "unused_sites"]
 
 
 def unused_sites(
-    program: Program, trace: ModelTrace, given: Mapping[str, Any], free: Sequence[SiteInfo]
+    program: Program, trace: ModelTrace, given: Mapping[str, object], free: Sequence[SiteInfo]
 ) -> tuple[str, ...]:
     """Names of the sites among ``free`` that can be left out of a fit and drawn by the model afterwards.
 

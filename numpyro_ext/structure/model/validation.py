@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpyro.distributions import constraints
@@ -111,7 +110,7 @@ def _check_site(site: SiteInfo, check_values: bool) -> None:
         )
 
 
-def _describe(support: Any) -> str:
+def _describe(support: object) -> str:
     if isinstance(support, type(constraints.multinomial(1))):
         return f"counts that add up to the total_count of {np.unique(np.asarray(support.upper_bound))}"
     return type(support).__name__.strip("_").lower() if str(support).startswith("<") else str(support)

@@ -53,7 +53,7 @@ def _evaluate(
     reading: ModelReading,
     rng_key: Array,
     spreads: tuple[float, ...],
-    changing: Sequence[Any] = (),
+    changing: Sequence[object] = (),
     recording: Recording | None = None,
 ) -> _Evaluated:
     """The densities of the form and of the model at random points.
@@ -105,13 +105,13 @@ def _nearer(
         yield white * share, {n: noise[n] - (1.0 - share) * given[n] for n in noise}
 
 
-def tolerance_of_densities(dtype: Any = None) -> float:
+def tolerance_of_densities(dtype: object = None) -> float:
     """Relative difference of two log densities that is no rounding, in the dtype of the reading by default."""
     return {64: 1e-7, 32: 2e-3}.get(jnp.finfo(jnp.result_type(float) if dtype is None else dtype).bits, 0.1)
 
 
 def check_form(
-    reading: ModelReading, rng_key: Array, changing: Sequence[Any] = (), recording: Recording | None = None
+    reading: ModelReading, rng_key: Array, changing: Sequence[object] = (), recording: Recording | None = None
 ) -> None:
     """Compare the form with NumPyro's log density.
 
@@ -235,7 +235,9 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
             errors = skeleton.linearity_error(hyper, data), skeleton.reference_rounding(hyper, e, data)
             return jnp.stack([skeleton.log_joint(hyper, e, data), expected, *errors]), values
 
-        def at_points(start: Any, moves: Any, white: Array, data: Any, reference_data: Any) -> tuple[Array, Any]:
+        def at_points(
+            start: object, moves: object, white: Array, data: object, reference_data: object
+        ) -> tuple[Array, Any]:
             found: tuple[Array, Any] = jax.lax.map(partial(both, start, data, reference_data), (white, moves))
             return found
 
@@ -245,7 +247,7 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
     return _COMPILED.get(key, make), reference_data, key
 
 
-def _restated(recorded: Sites, values: Mapping[str, Any]) -> None:
+def _restated(recorded: Sites, values: Mapping[str, object]) -> None:
     """A model that states the sites of another one at these values."""
     for name, site in recorded(lambda site, fn, default: values.get(site.name, default)).items():
         if site["type"] == "sample":

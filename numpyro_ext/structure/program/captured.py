@@ -34,7 +34,7 @@ class Fingerprint:
     (True, False)
     """
 
-    def __init__(self, parts: tuple[Any, ...]) -> None:
+    def __init__(self, parts: tuple[object, ...]) -> None:
         self.parts = parts
 
     @functools.cached_property
@@ -68,7 +68,7 @@ def array_key(value: Any) -> tuple[Any, ...]:
     return ("key" if is_key else dtype_name(array.dtype), array.shape, values)
 
 
-def captured(params: Mapping[str, Any]) -> tuple[Any, ...]:
+def captured(params: Mapping[str, object]) -> tuple[Any, ...]:
     """Arrays inside the bodies of an equation's loops and branches, and what derivative rules and callbacks hold.
 
     A function under ``jit`` keeps the arrays that it closes over in its body, which is printed without them; of a
@@ -85,11 +85,11 @@ def captured(params: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _are_bodies(value: Any) -> bool:
+def _are_bodies(value: object) -> bool:
     return isinstance(value, tuple) and len(value) > 0 and isinstance(value[0], _SHOWN_IN_PART)
 
 
-def stable_text(key: Any) -> str:
+def stable_text(key: object) -> str:
     """A key of programs as text that is the same in another process, for states on disk.
 
     :param key: of tuples, text, bytes and numbers; of anything else only its kind is written.
@@ -105,7 +105,7 @@ def stable_text(key: Any) -> str:
     return repr(key) if isinstance(key, bool | int | float | bytes | None) else type(key).__name__
 
 
-def _collect(value: Any, found: list[Any], seen: dict[int, Any], *, is_own: bool) -> None:
+def _collect(value: object, found: list[Any], seen: dict[int, Any], *, is_own: bool) -> None:
     """:param is_own: whether it is held by a function of a user, not by JAX, whose caches are let be."""
     if isinstance(value, jax.core.Tracer) or id(value) in seen:
         return
@@ -143,7 +143,7 @@ def _collect(value: Any, found: list[Any], seen: dict[int, Any], *, is_own: bool
         _collect(part, found, seen, is_own=is_own)
 
 
-def _is_of_jax(function: Any) -> bool:
+def _is_of_jax(function: object) -> bool:
     return (getattr(function, "__module__", None) or "").startswith("jax.")
 
 

@@ -156,7 +156,7 @@ def _apply_per_slot(eqn: Equation, patterns: Sequence[Any], others: Sequence[Any
     return np.where(out < 0, -1, out)
 
 
-def _join(eqn: Equation, patterns: Sequence[Any], program: Program) -> np.ndarray:
+def _join(eqn: Equation, patterns: Sequence[object], program: Program) -> np.ndarray:
     full = same_width([or_nothing(p, program.shape(a)) for p, a in zip(patterns, eqn.inputs, strict=True)])
     if eqn.primitive.name == "stack":
         return np.stack(full, axis=eqn.params.get("axis", eqn.params.get("dimension", 0)))
@@ -305,7 +305,7 @@ def _through_call(eqn: Equation, patterns: Sequence[Any], concrete: ConcreteFn) 
 
 
 def dependence(
-    program: Program, seeds: Mapping[int, Pattern], known: Mapping[int, Any], wanted: Sequence[Atom] | None = None
+    program: Program, seeds: Mapping[int, Pattern], known: Mapping[int, object], wanted: Sequence[Atom] | None = None
 ) -> dict[int, Pattern]:
     """Patterns of all values that depend on the ``seeds`` (values with given patterns, not looked behind).
 

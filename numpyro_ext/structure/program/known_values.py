@@ -61,7 +61,7 @@ _OTHERS: dict[str, Callable[..., np.ndarray | None]] = {
 }
 
 
-def known_result(name: str, params: Mapping[str, Any], values: Sequence[Any]) -> np.ndarray | None:
+def known_result(name: str, params: Mapping[str, object], values: Sequence[Any]) -> np.ndarray | None:
     """Result of an operation on known integers, by NumPy; ``None`` if it is none that indices commonly go through.
 
     :param str name: of the primitive.
@@ -80,7 +80,7 @@ def known_result(name: str, params: Mapping[str, Any], values: Sequence[Any]) ->
     return _ELEMENTWISE[name](*(np.asarray(value, dtype) for value in values))
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> bool:
     if isinstance(value, jax.core.Tracer) or not isinstance(value, jax.Array | np.ndarray | np.generic | int):
         return False
     # Random keys have a dtype of their own.

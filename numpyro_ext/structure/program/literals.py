@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ class _Seen:
 _HISTORY = Recent(256)
 
 
-def changing_literals(skeleton: Hashable, values: Sequence[Any]) -> np.ndarray:
+def changing_literals(skeleton: Hashable, values: Sequence[object]) -> np.ndarray:
     """Mask of the numbers that have had other values in earlier programs that are equal but for their numbers.
 
     A prior around ``y.mean()`` of an array of NumPy, or with a scale that is an argument, makes another program of

@@ -16,7 +16,7 @@ __all__ = ["TracedFunction", "as_function", "run_compiled", "run_traced", "trace
 _COMPILED = Recent(64)
 
 
-def run_compiled(function: Callable[..., Any], *args: object) -> Any:
+def run_compiled(function: Callable[..., object], *args: object) -> Any:
     """``function(*args)``, compiled as a whole unless the same operations have been before.
 
     The arrays that the function closes over, such as the data of a model, are arguments of the program: other ones of
@@ -57,7 +57,7 @@ class TracedFunction(NamedTuple):
     """Shapes of those leaves that are computed."""
 
 
-def traced(function: Callable[..., Any], *args: object) -> TracedFunction:
+def traced(function: Callable[..., object], *args: object) -> TracedFunction:
     """Trace ``function(*args)``; see :func:`run_compiled`.
 
     :param function: of trees of arrays, to a tree of arrays.
@@ -66,13 +66,13 @@ def traced(function: Callable[..., Any], *args: object) -> TracedFunction:
     return as_function(*make_program(function, *args))
 
 
-def as_function(program: Program, output: Any) -> TracedFunction:
+def as_function(program: Program, output: object) -> TracedFunction:
     """A program, whose data it lets go of, with its output as a function."""
     leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
     data = program.data
     program.release()
 
-    def evaluate(data: Sequence[Any], *args: object) -> list[Any]:
+    def evaluate(data: Sequence[object], *args: object) -> list[Any]:
         inputs = (*jax.tree.leaves(args), *data)
         return program.evaluate(leaves, dict(zip((*program.inputs, *program.constants), inputs, strict=True)))
 

@@ -42,7 +42,7 @@ class Equations(Protocol):
 
     def shape(self, atom: Atom) -> tuple[int, ...]: ...
 
-    def inline(self, function: Callable[..., Sequence[Any]], *atoms: Atom) -> tuple[Atom, ...]: ...
+    def inline(self, function: Callable[..., Sequence[object]], *atoms: Atom) -> tuple[Atom, ...]: ...
 
 
 def selected_before(program: Equations, which: Atom, cases: Sequence[Atom], apply: Apply) -> Atom | None:
@@ -118,7 +118,7 @@ def _moved(program: Equations, atom: Atom, moves: list[Equation], shape: tuple[i
         (value,) = program.inline(lambda x: [jnp.broadcast_to(x, shape)], atom)
         return value
 
-    def move(x: Any) -> Sequence[Any]:
+    def move(x: object) -> Sequence[Any]:
         for equation in moves:
             (x,) = apply(equation, [x])
         return [x]

@@ -22,7 +22,7 @@ class Term(NamedTuple):
     """Scalars that multiply the term, or divide it where the flag is set."""
     sign: float = 1.0
 
-    def coefficient(self, program: Program, env: Mapping[int, Any]) -> Any:
+    def coefficient(self, program: Program, env: Mapping[int, object]) -> Any:
         """The number in front of the sum."""
         value: Any = self.sign
         for atom, divides in self.scalars:

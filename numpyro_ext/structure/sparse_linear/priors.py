@@ -42,7 +42,7 @@ def is_sparse(fn: dist.Distribution) -> bool:
     return is_product or (_has_forest(base) and fn.batch_shape == ())
 
 
-def _has_forest(base: Any) -> bool:
+def _has_forest(base: object) -> bool:
     """True if a distribution is a scale mixture on a forest, as ``HiddenMarkovTree`` is."""
     return isinstance(getattr(base, "forest", None), Forest) and hasattr(base, "parameters")
 
@@ -79,7 +79,7 @@ def join(priors: Sequence[TreeParameters], num_groups: Sequence[int]) -> TreePar
     if len(priors) == 1:
         return priors[0]
 
-    def component(parts: Sequence[Any]) -> Any:
+    def component(parts: Sequence[object]) -> Any:
         names = list(vars(parts[0]))
         return type(parts[0])(
             *(_per_group([getattr(p, n) for p in parts], num_groups, 1) for n in names),

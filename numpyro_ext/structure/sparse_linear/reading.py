@@ -157,7 +157,7 @@ class SparseLinearReading(ModelReading):
             return None
         return _single_value(self._program, self._trace.factors[self.factor_names[0]].parameters["scale"])
 
-    def prior(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> TreeParameters:
+    def prior(self, hyper: Mapping[str, object], data: Sequence[object] | None = None) -> TreeParameters:
         """Components and probabilities of the groups of :attr:`forest` at given hyperparameters."""
         env = self._env(hyper, data)
         return join([self._evaluated(self._priors[n].parameters, env) for n in self.field], self._num_groups)
@@ -166,7 +166,7 @@ class SparseLinearReading(ModelReading):
         """Hyperparameters on which the noise variance depends."""
         return self._hyper_behind([self._trace.factors[n].parameters["scale"] for n in self.factor_names])
 
-    def noise_variance(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
+    def noise_variance(self, hyper: Mapping[str, object], data: Sequence[object] | None = None) -> Array:
         """Noise variance at given hyperparameters: a scalar if all observations share it, else one per row."""
         env = self._env(hyper, data)
         if self._uniform is not None:
@@ -177,7 +177,7 @@ class SparseLinearReading(ModelReading):
         ]
         return jnp.square(jnp.concatenate(scales))
 
-    def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> SparseLinear:
+    def form(self, hyper: Mapping[str, object], data: Sequence[object] | None = None) -> SparseLinear:
         """The form at given hyperparameters.
 
         :param hyper: constrained values of all sites in :attr:`hyper`.
@@ -198,7 +198,7 @@ class SparseLinearReading(ModelReading):
         return name in self.field and self._degrees.of(self._trace.locations[name]) == Degree.CONSTANT
 
     def maps(
-        self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None, names: Sequence[str] | None = None
+        self, hyper: Mapping[str, object], data: Sequence[object] | None = None, names: Sequence[str] | None = None
     ) -> dict[str, OperatorMap]:
         """Affine sites as maps of the unknowns: value ``= (operator @ s + offset).reshape(site_shapes[name])``."""
         env = self._env(hyper, data)
@@ -216,15 +216,15 @@ class SparseLinearReading(ModelReading):
         """True if the prior speaks of coefficients in a frame instead of the unknowns themselves."""
         return self._priors[self.field[0]].analysis is not None
 
-    def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
+    def log_joint(self, hyper: Mapping[str, object], e: Array, data: Sequence[object]) -> Array:
         return super().log_joint(hyper, e, data) + self.log_constant(hyper, data)
 
-    def draw(self, hyper: Mapping[str, Any], white: Array, data: Sequence[Any]) -> Array:
+    def draw(self, hyper: Mapping[str, object], white: Array, data: Sequence[object]) -> Array:
         component: Any = self.prior(hyper, data).high
         scale = jnp.broadcast_to(component.scale, (self.forest.num_groups,))[self.forest.groups]
         return (jnp.mean(scale) if self.is_analysis else scale) * white
 
-    def linearity_error(self, hyper: Mapping[str, Any], data: Sequence[Any]) -> Array:
+    def linearity_error(self, hyper: Mapping[str, object], data: Sequence[object]) -> Array:
         return adjoint_error(self._mean.at(self._env(hyper, data)).operator)
 
     def explain_linearity_error(self, error: float) -> None:

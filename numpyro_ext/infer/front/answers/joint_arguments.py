@@ -34,21 +34,26 @@ class JointCall(NamedTuple):
     """True if anything is another than in the fit, but for what was left out."""
 
 
-def without(arguments: Mapping[str, Any], numbers: frozenset[int]) -> dict[str, Any]:
+def without(arguments: Mapping[str, object], numbers: frozenset[int]) -> dict[str, Any]:
     """The arguments with ``None`` for some of their leaves."""
     leaves, structure = jax.tree.flatten(dict(arguments), is_leaf=_is_leaf)
     found: dict[str, Any] = jax.tree.unflatten(structure, [None if n in numbers else v for n, v in enumerate(leaves)])
     return {name: found[name] for name in arguments}
 
 
-def leaves_equal_to(arguments: Mapping[str, Any], values: Sequence[np.ndarray]) -> frozenset[int]:
+def leaves_equal_to(arguments: Mapping[str, object], values: Sequence[np.ndarray]) -> frozenset[int]:
     """Numbers of the leaves of arguments that are one of some arrays."""
     arrays = enumerate(map(numbers_of, jax.tree.leaves(dict(arguments), is_leaf=_is_leaf)))
     return frozenset(n for n, found in arrays if found is not None and any(np.array_equal(found, v) for v in values))
 
 
 def joint_calls(
-    old: Mapping[str, Any], new: Mapping[str, Any], lengths: set[int], given: Mapping[str, Any], *, fill: int = 0
+    old: Mapping[str, object],
+    new: Mapping[str, object],
+    lengths: set[int],
+    given: Mapping[str, object],
+    *,
+    fill: int = 0,
 ) -> Iterator[JointCall]:
     """The calls of a model on old and new rows together, the likeliest first.
 
@@ -237,7 +242,7 @@ class _Rows:
         return _joined(pair.old, pair.new, axis)
 
 
-def _pairs(argument: str, old: Any, new: Any) -> list[_Pair]:
+def _pairs(argument: str, old: object, new: object) -> list[_Pair]:
     """Both values of an argument, leaf by leaf."""
     paths, structure = jax.tree_util.tree_flatten_with_path(old, is_leaf=_is_leaf)
     try:
@@ -262,25 +267,25 @@ def _aligned(old: Any, new: Any) -> Any:
     return new
 
 
-def _is_numbers(value: Any) -> bool:
+def _is_numbers(value: object) -> bool:
     """True if a list (of lists) holds numbers alone, and stands for an array."""
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(item, bool | int | float | np.generic) or _is_numbers(item) for item in value)
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_leaf(value: object) -> bool:
     return value is None or _is_numbers(value)
 
 
-def numbers_of(value: Any) -> Any:
+def numbers_of(value: object) -> Any:
     """The numbers of an array, a list or a pandas object with at least one axis, ``None`` of all else."""
     is_array = isinstance(value, jax.Array | np.ndarray) and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
     found = np.asarray(value) if is_array or _is_numbers(value) or is_pandas(value) else None
     return found if found is not None and found.ndim else None
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -301,7 +306,7 @@ def _copies(array: np.ndarray, axis: int, number: int, fill: int) -> np.ndarray:
     return copies + 1 if fill and not is_other.any() and array.dtype.kind in "iuf" else copies
 
 
-def _joined(old: Any, new: Any, axis: int) -> Any:
+def _joined(old: object, new: object, axis: int) -> Any:
     """Two arrays, lists or tables, one behind the other, of the kind of the old one."""
     if is_pandas(old) and is_pandas(new):
         import pandas
@@ -310,5 +315,5 @@ def _joined(old: Any, new: Any, axis: int) -> Any:
     return _like(old, np.concatenate([numbers_of(old), numbers_of(new)], axis))
 
 
-def _like(old: Any, array: np.ndarray) -> Any:
+def _like(old: object, array: np.ndarray) -> Any:
     return jnp.asarray(array) if isinstance(old, jax.Array) else array

@@ -26,7 +26,7 @@ class LastRun:
     _failure: str | None = None
 
     @contextmanager
-    def _running(self, rng_key: Any, *arguments: Any) -> Iterator[None]:
+    def _running(self, rng_key: object, *arguments: object) -> Iterator[None]:
         """The context in which a run is made and kept.
 
         :param rng_key: of the run.
@@ -52,7 +52,7 @@ class LastRun:
         return RuntimeError(f"The last run(...) of {name} failed and has no results. It said: {self._failure}")
 
 
-def _check_is_known(name: str, arguments: Any) -> None:
+def _check_is_known(name: str, arguments: object) -> None:
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments)):
         raise TypeError(
             f"{name}.run reads the model and decides by what it finds, so it cannot be called within "

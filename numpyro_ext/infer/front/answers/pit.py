@@ -78,7 +78,7 @@ def _histogram(masses: np.ndarray) -> PitHistogram:
 
 
 def predictive_pit(
-    source: Any, num_bins: int = 20, num_samples: int = 10, *, rng_key: Array | None = None
+    source: object, num_bins: int = 20, num_samples: int = 10, *, rng_key: Array | None = None
 ) -> dict[str, PitHistogram]:
     """Histograms of the predictive distribution functions at what was observed, under draws from the posterior.
 

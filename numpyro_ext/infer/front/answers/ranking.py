@@ -33,7 +33,7 @@ class RankSummary(NamedTuple):
 
 
 def rank_summary(
-    draws: Any,
+    draws: object,
     site: str | None = None,
     *,
     users: ArrayLike | None = None,
@@ -78,7 +78,7 @@ def rank_summary(
 
 
 def shortlist(
-    draws: Any,
+    draws: object,
     site: str | None = None,
     *,
     users: ArrayLike | None = None,

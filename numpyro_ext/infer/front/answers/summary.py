@@ -59,8 +59,8 @@ def chosen_names(
 
 
 def format_summary(
-    sites: Mapping[str, Any],
-    hyper: Mapping[str, Any],
+    sites: Mapping[str, object],
+    hyper: Mapping[str, object],
     log_evidence: LogEvidence,
     diagnostics: Diagnostics,
     prob: float,
@@ -91,7 +91,7 @@ def format_summary(
     named = {name: list(labels.places(name, shape)) for name, shape in shapes.items()}
     width = max([14, *(len(label) for places in named.values() for label, _ in _shortened(places, shows_all))])
 
-    def table(title: str, columns: Sequence[str], found: Mapping[str, Sequence[Any]]) -> list[str]:
+    def table(title: str, columns: Sequence[str], found: Mapping[str, Sequence[object]]) -> list[str]:
         lines = [_row(width, title, columns)]
         for name, values in found.items():
             places = named[name]
@@ -148,7 +148,7 @@ def _estimated(point: HyperEstimate, prob: float) -> list[Any]:
     return [np.asarray(point.value), error, *point.interval(prob)]
 
 
-def _shortened(places: Sequence[Any], shows_all: bool) -> list[Any]:
+def _shortened(places: Sequence[object], shows_all: bool) -> list[Any]:
     is_whole = shows_all or len(places) <= _LONGEST
     return list(places) if is_whole else [*places[:_FIRST], *places[-_LAST:]]
 

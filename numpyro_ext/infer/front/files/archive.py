@@ -44,7 +44,7 @@ def _name_in_first_version(path: str) -> str:
     return path.rpartition(":")[2].lstrip("_")
 
 
-def _encode(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
+def _encode(value: object, arrays: dict[str, np.ndarray], where: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value if not isinstance(value, float) else float(value)}
     if isinstance(value, dict):

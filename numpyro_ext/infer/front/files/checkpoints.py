@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +31,7 @@ def write_checkpoint(path: str | os.PathLike[str], state: EngineState) -> None:
     write_archive(path, content)
 
 
-def read_checkpoint(path: str | os.PathLike[str], shapes: Any, data_digest: str) -> EngineState | None:
+def read_checkpoint(path: str | os.PathLike[str], shapes: object, data_digest: str) -> EngineState | None:
     """The state in a file, or ``None`` if there is no file.
 
     :param path: of the file.

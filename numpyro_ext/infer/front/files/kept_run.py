@@ -30,7 +30,7 @@ class KeptRun(ABC):
         """Content of the finished run that is kept."""
 
     @abstractmethod
-    def _with_content(self, content: Mapping[str, Any]) -> Self:
+    def _with_content(self, content: Mapping[str, object]) -> Self:
         """This engine with the run that its model makes of :meth:`_content`."""
 
     def save(self, path: str | os.PathLike[str]) -> None:

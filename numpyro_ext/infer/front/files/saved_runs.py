@@ -70,8 +70,8 @@ def fit_from_content(
     content: dict[str, Any],
     reading: ModelReading,
     space: UnconstrainedSpace,
-    init_state: Callable[[Any, dict[str, Array]], Any],
-    init_search: Callable[[Any, dict[str, Array], Array, Any], Any] | None = None,
+    init_state: Callable[[object, dict[str, Array]], object],
+    init_search: Callable[[object, dict[str, Array], Array, object], object] | None = None,
 ) -> Fit:
     """Put a fit together again.
 
@@ -102,7 +102,7 @@ def state_from_content(
     content: dict[str, Any],
     reading: ModelReading,
     space: UnconstrainedSpace,
-    init_state: Callable[[Any, dict[str, Array]], Any],
+    init_state: Callable[[object, dict[str, Array]], object],
 ) -> tuple[Array, Any]:
     """The unconstrained hyperparameters and the state that :func:`outcome_to_content` took apart.
 

@@ -64,7 +64,7 @@ class Climb(NamedTuple):
 class Searches:
     """The searches of one run: the best end so far, and what they have met on their way."""
 
-    def __init__(self, climb: Climb, interruption: Interruption, progress: Callable[[int], Any]) -> None:
+    def __init__(self, climb: Climb, interruption: Interruption, progress: Callable[[int], object]) -> None:
         self.climb, self.interruption, self.progress = climb, interruption, progress
         self.best: SearchState | None = None
         self.current: SearchState | None = None
@@ -168,7 +168,7 @@ class Searches:
         assert self.best is not None
         return self._look(x, self.best.best.state)
 
-    def _look(self, x: np.ndarray | Array, state: Any) -> SearchState:
+    def _look(self, x: np.ndarray | Array, state: object) -> SearchState:
         start = self.climb.begin(jnp.asarray(x, self.climb.origin.dtype), state)
         start = start._replace(num_probes=jnp.asarray(2 * start.values.size, jnp.int32))
         found, trace = self._advance(start, 0, 1)

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 __all__ = ["extrapolate"]
 
 
-def extrapolate(first: Any, second: Any, third: Any, *, largest: float = 16.0) -> Any:
+def extrapolate(first: object, second: object, third: object, *, largest: float = 16.0) -> Any:
     r"""The squared extrapolation of Varadhan and Roland (2008), scheme S3.
 
     With :math:`r = x_1 - x_0`, :math:`v = x_2 - 2 x_1 + x_0` and :math:`a = \lVert r \rVert / \lVert v \rVert` it is

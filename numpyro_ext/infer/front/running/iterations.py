@@ -122,7 +122,7 @@ def fit_in_chunks(
     """
     moved = np.zeros(problem.space.size, bool)
 
-    def advance(carry: tuple[Array, Any, Any], length: int, done: int) -> tuple[Any, Any, Array]:
+    def advance(carry: tuple[Array, object, object], length: int, done: int) -> tuple[Any, Any, Array]:
         is_learning = not problem.space.size or done >= warm_up
         values, state, info = problem.solve(*carry[:2], np.asarray(length), np.asarray(is_learning))
         np.logical_or(moved, np.asarray(info.moved), out=moved)
@@ -217,7 +217,7 @@ class _Ends:
     iterations from the first end on.
     """
 
-    def __init__(self, problem: Iterations, state: Any, has_moved: bool, rng_key: Array) -> None:
+    def __init__(self, problem: Iterations, state: object, has_moved: bool, rng_key: Array) -> None:
         self._problem, self._has_moved, self._key = problem, has_moved, rng_key
         free, others, units = problem.parts(state)
         shapes = [np.shape(leaf) for leaf in (*free, *others)]
@@ -225,12 +225,12 @@ class _Ends:
         self._ends = np.cumsum([problem.space.size, *(int(np.prod(shape)) for shape in shapes)])
         self._num_free, self._free_size = len(free), int(self._ends[len(free)])
 
-    def _pack(self, values: Array, state: Any) -> np.ndarray:
+    def _pack(self, values: Array, state: object) -> np.ndarray:
         free, others, _ = self._problem.parts(state)
         parts = [np.ravel(x) / unit for x, (unit, _) in zip((*free, *others), self._layout, strict=True)]
         return np.concatenate([np.asarray(values), *parts])
 
-    def _unpack(self, x: Any, state: Any) -> tuple[Array, Any]:
+    def _unpack(self, x: object, state: object) -> tuple[Array, Any]:
         values, *parts = np.split(np.asarray(x), self._ends[:-1])
         arrays = [
             jnp.asarray(unit * part.reshape(shape)) for part, (unit, shape) in zip(parts, self._layout, strict=True)
@@ -238,12 +238,12 @@ class _Ends:
         free, others = arrays[: self._num_free], arrays[self._num_free :]
         return jnp.asarray(values), self._problem.with_parts(state, tuple(free), tuple(others))
 
-    def _solve(self, values: Array, state: Any, num_steps: int, is_learning: bool) -> tuple[Array, Any, StepInfo]:
+    def _solve(self, values: Array, state: object, num_steps: int, is_learning: bool) -> tuple[Array, Any, StepInfo]:
         arguments = np.asarray(num_steps), np.asarray(is_learning)
         values, state, info = self._problem.solve(*self._problem.put(values, state), *arguments)
         return *self._problem.get(values, state), info
 
-    def begin(self, x: Any, state: Any) -> SearchState:
+    def begin(self, x: object, state: object) -> SearchState:
         """Before the first iteration from a point."""
         x = np.asarray(x)
         zero, count, no = (np.zeros((), dtype) for dtype in (x.dtype, np.int32, bool))
@@ -254,7 +254,7 @@ class _Ends:
         return SearchState(**{**blank, **counts, **flags, "values": x, "best": best, "is_coarse": None, "noise": None})
 
     def found(
-        self, values: Array, state: Any, traces: tuple[np.ndarray, ...], info: StepInfo, *, limit: int
+        self, values: Array, state: object, traces: tuple[np.ndarray, ...], info: StepInfo, *, limit: int
     ) -> SearchState:
         """State where iterations have ended, or after at most ``limit`` of them."""
         log_evidence, log_prior = float(info.log_evidence), float(info.log_prior)

@@ -14,7 +14,7 @@ from ...hyper.search import SearchState, difference_step
 __all__ = ["probed"]
 
 
-def probed(run: Any, probe_locally: Callable[[SearchState, Any], SearchState], search: SearchState) -> SearchState:
+def probed(run: Any, probe_locally: Callable[[SearchState, object], SearchState], search: SearchState) -> SearchState:
     """An ended search with its probes: the cheap ones if the model agrees with them, else its own.
 
     The second derivatives of the cheap ones are compared with the model's along a direction that all coordinates have a

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import jax
 from tqdm.auto import tqdm
@@ -22,7 +21,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 class _Bar(tqdm):
     """Says that the compiler is at work where nothing has been done yet, and leaves its time out of the estimate."""
 
-    def __init__(self, *, delay: float, **options: Any) -> None:
+    def __init__(self, *, delay: float, **options: object) -> None:
         super().__init__(delay=delay, **options)
         self._is_first = True
         self._is_compiling = False

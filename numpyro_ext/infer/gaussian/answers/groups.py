@@ -10,7 +10,7 @@ from ....structure import LatentGaussianReading
 __all__ = ["shared_hyper"]
 
 
-def shared_hyper(reading: LatentGaussianReading, hyper: Mapping[str, Any]) -> dict[str, Any]:
+def shared_hyper(reading: LatentGaussianReading, hyper: Mapping[str, object]) -> dict[str, Any]:
     """The hyperparameters that new members of the plate have in common with those of a fit.
 
     :param LatentGaussianReading reading: of the fit.

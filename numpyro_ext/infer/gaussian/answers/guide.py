@@ -86,13 +86,13 @@ def _half(new: Any, old: Any) -> Any:
     return np.where(is_old, np.asarray(old), np.asarray(new))
 
 
-def _are_same(new: Any, old: Any) -> bool:
+def _are_same(new: object, old: object) -> bool:
     """True if two trees hold the same numbers up to rounding; what is traced is not known and taken as equal."""
     new_leaves, old_leaves = jax.tree.leaves(new), jax.tree.leaves(old)
     return len(new_leaves) == len(old_leaves) and all(map(_is_same, new_leaves, old_leaves))
 
 
-def _is_same(new: Any, old: Any) -> bool:
+def _is_same(new: object, old: object) -> bool:
     if new is old or isinstance(new, jax.core.Tracer) or isinstance(old, jax.core.Tracer):
         return True
     if jax.dtypes.issubdtype(getattr(new, "dtype", None), jax.dtypes.prng_key):

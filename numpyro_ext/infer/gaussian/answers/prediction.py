@@ -165,7 +165,7 @@ def _field_at(reading: LatentGaussianReading, hyper: dict[str, Array], points: n
     return found
 
 
-def _same(old: Any, new: Any) -> bool:
+def _same(old: object, new: object) -> bool:
     old_structure: Any = jax.tree.structure(old)
     if old_structure != jax.tree.structure(new):
         return False

@@ -102,7 +102,7 @@ def _fit_field(
     state = programs.init_state(data, hyper) if init_state is None else init_state.state
     before = 0 if init_state is None else init_state.num_steps
 
-    def advance(state: Any, length: int, done: int) -> tuple[Any, Any, Array]:
+    def advance(state: object, length: int, done: int) -> tuple[Any, Any, Array]:
         return programs.solve(data, hyper, state, num_steps=length)
 
     result = begun.solved or run_in_chunks(

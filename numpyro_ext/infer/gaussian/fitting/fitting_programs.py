@@ -70,7 +70,7 @@ class FittingPrograms:
         hyper_tol: float,
         max_iterations: int,
         is_density_unconstrained: bool = False,
-        marginals_fn: Callable[..., Any] | None = None,
+        marginals_fn: Callable[..., object] | None = None,
     ) -> None:
         self._reading = reading
         self._algorithm = algorithm
@@ -123,18 +123,18 @@ class FittingPrograms:
         """Algorithm that fits the field."""
         return self._algorithm
 
-    def form(self, hyper: dict[str, Array], data: Any) -> LatentGaussian:
+    def form(self, hyper: dict[str, Array], data: object) -> LatentGaussian:
         """The form of the reading, which programs trace once."""
         found: LatentGaussian = self._form(hyper, data)
         return found
 
     def _evaluate(
         self,
-        data: Any,
+        data: object,
         fixed: dict[str, Array],
         values: Array,
-        state: Any,
-        tol: Any,
+        state: object,
+        tol: object,
         with_gradient: bool | Array = True,
     ) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.evaluation.evaluation_fn`."""
@@ -159,7 +159,7 @@ class FittingPrograms:
         )
 
     def _probe_locally(
-        self, data: Any, fixed: dict[str, Array], state: SearchState, is_held: bool | Array = False
+        self, data: object, fixed: dict[str, Array], state: SearchState, is_held: bool | Array = False
     ) -> SearchState:
         """The probes of the curvature at the best point of a search, with factors that cost little in the place of the
         model's; none where there are no such factors.
@@ -195,7 +195,7 @@ class FittingPrograms:
         return state._replace(probes=probes.reshape(state.probes.shape), num_probes=num_probes)
 
     def _second_derivatives(
-        self, data: Any, fixed: dict[str, Array], search: SearchState, *, is_rough: bool
+        self, data: object, fixed: dict[str, Array], search: SearchState, *, is_rough: bool
     ) -> tuple[Array, Array]:
         """Second derivatives of the objective at the best point of a search, where the algorithm knows them, as the sum
         of two arrays; see :meth:`~numpyro_ext.infer.Algorithm.second_derivatives`."""
@@ -207,12 +207,12 @@ class FittingPrograms:
         complete, lost = self._algorithm.second_derivatives(form_fn, search.values, state, is_rough=is_rough)
         return complete + jax.hessian(lambda values: self.log_prior(data, fixed, values))(search.values), lost
 
-    def _objective(self, data: Any, fixed: dict[str, Array]) -> Callable[..., Evaluation]:
+    def _objective(self, data: object, fixed: dict[str, Array]) -> Callable[..., Evaluation]:
         """The objective with fields of the run's own tolerance, or of another one."""
         # Visits, where there are any, make no gradient: one trace for both. What is not given is no input of a program.
         with_gradient = () if self._marginals_fn is None else (np.asarray(True),)
 
-        def objective(values: Array, state: Any, tol: Any = self._field_tol) -> Evaluation:
+        def objective(values: Array, state: object, tol: object = self._field_tol) -> Evaluation:
             found: Evaluation = self.evaluate(data, fixed, values, state, tol, *with_gradient)
             return found
 
@@ -225,7 +225,7 @@ class FittingPrograms:
 
     @without_collection()
     def search(
-        self, data: Any, fixed: dict[str, Array], state: SearchState, max_iterations: int, num_evaluations: int
+        self, data: object, fixed: dict[str, Array], state: SearchState, max_iterations: int, num_evaluations: int
     ) -> tuple[SearchState, Array]:
         """A chunk of a search, see :func:`~numpyro_ext.infer.hyper.search.search`."""
         if self._marginals_fn is None:
@@ -271,7 +271,7 @@ class FittingPrograms:
 
     def _visit(
         self,
-        data: Any,
+        data: object,
         fixed: dict[str, Array],
         state: SearchState,
         visits: Visits,
@@ -298,20 +298,20 @@ class FittingPrograms:
 
     def _fits(
         self,
-        data: Any,
+        data: object,
         fixed: dict[str, Array],
         points: Array,
         num_points: int | Array,
-        states: Any,
-        tol: Any,
+        states: object,
+        tol: object,
         with_marginals: bool | Array,
         *,
-        marginals_fn: Callable[..., Any],
+        marginals_fn: Callable[..., object],
     ) -> PointFit:
         """:meth:`fits` alone, where there is no search, or one that has been made for another engine."""
 
         @jax.jit  # traced once, for the shapes and for the loop
-        def at(point: tuple[Array, Any]) -> PointFit:
+        def at(point: tuple[Array, object]) -> PointFit:
             values, state = point
             found = self.evaluate(data, fixed, values, state, tol, np.asarray(False))
             return self._point_fit(data, fixed, values, found, with_marginals, marginals_fn)
@@ -338,24 +338,24 @@ class FittingPrograms:
         marginals = jax.lax.cond(with_marginals, compute, lambda: zeros)
         return PointFit(found.objective, found.log_evidence, found.state, found.info.converged, hyper, marginals)
 
-    def _solve(self, data: Any, hyper: dict[str, Array], state: Any, *, num_steps: int) -> tuple[Any, Any, Array]:
+    def _solve(self, data: object, hyper: dict[str, Array], state: object, *, num_steps: int) -> tuple[Any, Any, Array]:
         return self._algorithm.fit(self.form(hyper, data), state, num_steps=num_steps, tol=self.tol)
 
-    def _solves(self, data: Any, hyper: dict[str, Array], *, num_steps: int) -> tuple[Any, Any, Array]:
+    def _solves(self, data: object, hyper: dict[str, Array], *, num_steps: int) -> tuple[Any, Any, Array]:
         """:meth:`_solve` from the start, for data of several data sets, stacked."""
         found: tuple[Any, Any, Array] = jax.lax.map(
             lambda one: self._solve(one, hyper, None, num_steps=num_steps), data
         )
         return found
 
-    def _init_state(self, data: Any, hyper: dict[str, Array]) -> Any:
+    def _init_state(self, data: object, hyper: dict[str, Array]) -> Any:
         return self._algorithm.init(self.form(hyper, data))
 
-    def _first_state(self, data: Any, fixed: dict[str, Array], values: Array) -> Any:
+    def _first_state(self, data: object, fixed: dict[str, Array], values: Array) -> Any:
         return self._init_state(data, self._space.unpack(values, fixed))
 
     @without_collection()
-    def init_search(self, data: Any, fixed: dict[str, Array], values: Array, state: Any) -> SearchState:
+    def init_search(self, data: object, fixed: dict[str, Array], values: Array, state: object) -> SearchState:
         """The search before its first evaluation; ``state`` may be ``None`` for a cold start of the field."""
         if state is None:
             state = self._init_state_at(data, fixed, values)
@@ -371,14 +371,14 @@ class FittingPrograms:
         return start._replace(num_probes=none) if self.probes_locally else start
 
     def _searches(
-        self, data: Any, fixed: dict[str, Array], values: Array, *, max_iterations: int
+        self, data: object, fixed: dict[str, Array], values: Array, *, max_iterations: int
     ) -> tuple[SearchState, Array]:
         """Whole searches and their objectives, for data and starting values of several data sets, stacked.
 
         One after the other: together, each would wait for the slowest, and conditions would compute both branches.
         """
 
-        def one(inputs: tuple[Any, Array]) -> tuple[SearchState, Array]:
+        def one(inputs: tuple[object, Array]) -> tuple[SearchState, Array]:
             data, values = inputs
             state = self._first_state(data, fixed, values)
             start = jax.tree.map(jnp.asarray, self.init_search(data, fixed, values, state))
@@ -389,7 +389,7 @@ class FittingPrograms:
 
     def _search(
         self,
-        data: Any,
+        data: object,
         fixed: dict[str, Array],
         state: SearchState,
         max_iterations: int | Array,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ....compilation.quick_jit import quick_jit
 from ....compilation.recent import Recent
@@ -15,7 +14,7 @@ __all__ = ["compiled_form"]
 _FORMS = Recent(16)
 
 
-def compiled_form(reading: LatentGaussianReading, hyper: Mapping[str, Any]) -> LatentGaussian:
+def compiled_form(reading: LatentGaussianReading, hyper: Mapping[str, object]) -> LatentGaussian:
     """The form of a reading at given hyperparameters, by one compiled function instead of one for each operation.
 
     :param LatentGaussianReading reading: of the model.

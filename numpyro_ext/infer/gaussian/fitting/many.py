@@ -100,13 +100,13 @@ def begin_together(
 
 
 def _searches(
-    data: Any, programs: FittingPrograms, space: UnconstrainedSpace, values: Array, steps: int
+    data: object, programs: FittingPrograms, space: UnconstrainedSpace, values: Array, steps: int
 ) -> list[Begun]:
     found = _lanes(programs.searches(data, space.fixed, values, max_iterations=steps))
     return [Begun(search=(search, trace[~np.isnan(trace)])) for search, trace in found]
 
 
-def _solves(data: Any, programs: FittingPrograms, space: UnconstrainedSpace, steps: int) -> list[Begun]:
+def _solves(data: object, programs: FittingPrograms, space: UnconstrainedSpace, steps: int) -> list[Begun]:
     hyper = space.unpack(jnp.zeros((0,)))
     out = []
     for state, info, objective in _lanes(programs.solves(data, hyper, num_steps=steps)):
@@ -115,7 +115,7 @@ def _solves(data: Any, programs: FittingPrograms, space: UnconstrainedSpace, ste
     return out
 
 
-def _lanes(stacked: Any) -> list[Any]:
+def _lanes(stacked: object) -> list[Any]:
     """The trees that were stacked to one, in NumPy's memory."""
     stacked = jax.device_get(stacked)
     count = len(jax.tree.leaves(stacked)[0])

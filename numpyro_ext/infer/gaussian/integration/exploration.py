@@ -146,10 +146,10 @@ class Surroundings(NamedTuple):
     def of(
         cls,
         programs: FittingPrograms,
-        data: Any,
+        data: object,
         space: UnconstrainedSpace,
         fit: Fit,
-        marginals_fn: Callable[..., Any],
+        marginals_fn: Callable[..., object],
         num_rows: int,
         *,
         is_strict: bool,
@@ -192,7 +192,7 @@ class Surroundings(NamedTuple):
     def fits(
         self,
         points: np.ndarray,
-        states: Any = None,
+        states: object = None,
         tol: float = _TOL,
         *,
         with_marginals: bool = True,
@@ -212,7 +212,7 @@ class Surroundings(NamedTuple):
     def fits_of(
         self,
         values: np.ndarray,
-        states: Any = None,
+        states: object = None,
         tol: float = _TOL,
         *,
         with_marginals: bool = True,
@@ -224,7 +224,7 @@ class Surroundings(NamedTuple):
     def _fits(
         self,
         values: np.ndarray,
-        states: Any,
+        states: object,
         tol: float,
         with_marginals: bool,
         task: str,

@@ -21,7 +21,7 @@ _TOL = 0.25 * _LARGEST_ERROR
 """Tolerance of the fits that are compared."""
 
 
-def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, states: Any) -> PointFit | None:
+def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, states: object) -> PointFit | None:
     """The density and the state at points among those of a lattice, by a Gaussian process, without marginals.
 
     The field is fitted at five or nine of the points, the outermost among them, and compared: ``None`` where density or

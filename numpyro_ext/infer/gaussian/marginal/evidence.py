@@ -68,7 +68,7 @@ class EvidencePrograms:
         found: tuple[Any, Any] = self._algorithm.solve(self._reading.form(hyper, data), start, **self._options)
         return found
 
-    def _value_and_gradient(self, data: Any, start: Any, hyper: Hyper) -> tuple[Array, Hyper]:
+    def _value_and_gradient(self, data: Any, start: object, hyper: Hyper) -> tuple[Array, Hyper]:
         """The log evidence and its gradient: what is stationary is held, so nothing flows through the iteration."""
         state, info = jax.lax.stop_gradient(self._fit(data, start, hyper))
 

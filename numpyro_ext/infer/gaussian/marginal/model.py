@@ -74,7 +74,7 @@ class MarginalModel:
             return f"{of}: not read yet"
         return f"{of}: samples {', '.join(self._last.sampled)}; integrates out {', '.join(self._last.reading.field)}"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, *args: object, **kwargs: object) -> None:
         """Sample the hyperparameters as the model does, and add the log evidence of everything else given them.
 
         :param args: arguments of the model.
@@ -93,7 +93,7 @@ class MarginalModel:
         evidence = prepared.programs.log_evidence(prepared.reading.data, prepared.start)
         numpyro.factor(_FACTOR, evidence(_as_numbers(prepared.reading, hyper)))
 
-    def describe(self, *args: Any, **kwargs: Any) -> str:
+    def describe(self, *args: object, **kwargs: object) -> str:
         """Describe the sites that are sampled, those that are integrated out, and the reading of the model.
 
         :param args: arguments of the model; without any, those of the last call.
@@ -108,7 +108,9 @@ class MarginalModel:
         lines += [f"given: {name} = {np.asarray(value)}" for name, value in prepared.fixed.items()]
         return "\n".join([*lines, reading.describe(), *prepared.notes])
 
-    def recover(self, rng_key: Array, samples: Mapping[str, ArrayLike], *args: Any, **kwargs: Any) -> dict[str, Array]:
+    def recover(
+        self, rng_key: Array, samples: Mapping[str, ArrayLike], *args: object, **kwargs: object
+    ) -> dict[str, Array]:
         """One draw of the field and of all deterministic sites given each draw of the hyperparameters.
 
         The field is fitted at each of the draws, and what did not converge there is warned of. Draws at which the model
@@ -158,12 +160,12 @@ class MarginalModel:
 
     # Reading
 
-    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared:
+    def _prepared(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> _Prepared:
         if args or kwargs or self._last is None:
             return self._prepare(args, kwargs)
         return self._last
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared:
+    def _prepare(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> _Prepared:
         """Read the model on these arguments, unless it has been read as it is on them now."""
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             raise ModelStructureError(
@@ -242,7 +244,7 @@ class _WithoutPrior(Messenger):
             msg["fn"] = msg["fn"].mask(False)
 
 
-def _as_numbers(reading: LatentGaussianReading, hyper: Mapping[str, Any]) -> dict[str, Array]:
+def _as_numbers(reading: LatentGaussianReading, hyper: Mapping[str, object]) -> dict[str, Array]:
     """In the order and the dtype of the reading, so that one trace serves all."""
     return {name: jnp.asarray(hyper[name], jnp.result_type(float)) for name in reading.hyper}
 

@@ -138,7 +138,7 @@ def _is_same(before: _Look, after: _Look, places: np.ndarray, reading: LatentGau
     return True
 
 
-def _is_part(old: Any, new: Any, places: np.ndarray, size: int) -> bool:
+def _is_part(old: object, new: object, places: np.ndarray, size: int) -> bool:
     """True if factors are those at some places among new ones: each number is one for all, or has an axis of them.
 
     :param int size: how many there are among the new ones.
@@ -153,11 +153,11 @@ def _is_part(old: Any, new: Any, places: np.ndarray, size: int) -> bool:
     return True
 
 
-def _structure(tree: Any) -> Any:
+def _structure(tree: object) -> Any:
     return jax.tree.structure(tree)
 
 
-def _are_close(old: Any, new: Any) -> bool:
+def _are_close(old: object, new: object) -> bool:
     if _structure(old) != _structure(new):
         return False
     pairs = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True))
@@ -200,7 +200,7 @@ class KnownField:
         marginals, covariance = self._programs
         flat = {name: place.reshape(-1) for name, place in places.items()}
 
-        def marginals_at(inputs: Point, marginals_fn: Callable[..., Any]) -> Any:
+        def marginals_at(inputs: Point, marginals_fn: Callable[..., object]) -> Any:
             return marginals(*inputs, reading.data, flat, marginals_fn=marginals_fn)
 
         found = self.run.affine_sites(
@@ -285,7 +285,11 @@ class KnownField:
 
 
 def _conditional(
-    model: Callable[..., Any], call: NewCall, latents: Mapping[str, Any], outcomes: Mapping[str, Any], without: set[str]
+    model: Callable[..., object],
+    call: NewCall,
+    latents: Mapping[str, object],
+    outcomes: Mapping[str, object],
+    without: set[str],
 ) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
     """Values of the sites that a model has beside its latent ones, and their log densities where they are random, for
     each of some values of the latent ones."""

@@ -167,7 +167,7 @@ class Prediction(Shown):
         scores = self._run.log_predictive() if self._known is None else self._known.log_predictive()
         return {name: value[self._new_slices(name, value.shape)] for name, value in scores.items()}
 
-    def to_arviz(self, **options: Any) -> Any:
+    def to_arviz(self, **options: object) -> Any:
         """The draws as the group ``predictions`` of ArviZ's data.
 
         :param options: ``coords`` and ``dims``, as for ``arviz.from_dict``.
@@ -204,7 +204,7 @@ def predict(
     rng_key: Array,
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
-    joint: Mapping[str, Any] | None,
+    joint: Mapping[str, object] | None,
 ) -> Prediction:
     """See :meth:`~numpyro_ext.infer.Engine.predict`.
 
@@ -270,7 +270,7 @@ def predict(
     raise refusals[0]
 
 
-def _is_another_number(old: Any, new: Any) -> bool:
+def _is_another_number(old: object, new: object) -> bool:
     kinds = int, float, np.number, np.ndarray, jax.Array
     are_numbers = all(isinstance(value, kinds) and np.ndim(value) == 0 for value in (old, new))
     return are_numbers and bool(np.any(np.asarray(old) != np.asarray(new)))

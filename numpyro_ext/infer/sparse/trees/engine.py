@@ -89,7 +89,7 @@ class TreeFitter:
     def run(
         self,
         rng_key: Array,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         init_state: EngineState | None = None,
         *,
@@ -156,7 +156,7 @@ class TreeFitter:
     def _averaged(self) -> list[str]:
         return [*self.average_over, *(() if self.num_shifts is None else ("shift",))]
 
-    def _no_shift(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
+    def _no_shift(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> Array:
         """Zeros, one per axis of the first argument of the model that is an array."""
         for value in (*args, *kwargs.values()):
             if np.ndim(value) > 0:
@@ -181,7 +181,7 @@ class TreeFitter:
         rng_key: Array,
         reading: SparseLinearReading,
         options: TreeOptions,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
     ) -> list[SparseLinearReading]:
         """The shifted models from which hyperparameters are learned, but for the first."""
@@ -327,7 +327,7 @@ class TreeFitter:
         )
 
     def restore(
-        self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, content: dict[str, Any], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, Any]
     ) -> TreeRun:
         """The run from the ``"tree"`` of :meth:`TreeRun.content`."""
         learned, members = [], []

@@ -159,7 +159,7 @@ class TreeRun(SparseRun[TreePrograms]):
             [{n: PointPosterior(n, value) for n, value in member.fit.hyper.items()} for member in self.learned]
         )
 
-    def _of_each(self, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _of_each(self, found: Sequence[Mapping[str, object]]) -> dict[str, Any]:
         """Findings of each member that learned, with its arguments in front of the names where there are several."""
         out: dict[str, Any] = {}
         for member, values in zip(self.learned, found, strict=True):
@@ -194,14 +194,14 @@ class TreeRun(SparseRun[TreePrograms]):
         return {"tree": {"learned": [member.content() for member in self.learned], "shifted": shifted}}
 
 
-def _label(arguments: Mapping[str, Any]) -> str:
+def _label(arguments: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={np.asarray(value).tolist()!r}" for name, value in arguments.items())
 
 
 def check_average(
     model: Callable[..., object],
     num_shifts: int | None,
-    average_over: Mapping[str, Sequence[Any]] | None,
+    average_over: Mapping[str, Sequence[object]] | None,
     pooling: Pooling,
     num_learning_shifts: int = 1,
 ) -> dict[str, tuple[Any, ...]]:

@@ -115,7 +115,7 @@ class TreePrograms(SparsePrograms):
             return core.exact_cavity(projection, self._reading.noise_variance(hyper, data))
         return core.gaussian(self._reading.form(hyper, data), state).cavity
 
-    def _units(self, at: Searched, state: Any, sample: core.Sample | None = None) -> Array:
+    def _units(self, at: Searched, state: object, sample: core.Sample | None = None) -> Array:
         """About the standard error of each hyperparameter, at most one: the steps of the search are in these units.
 
         :param sample: what they are measured on, if not on all of what is searched on.
@@ -178,7 +178,7 @@ class TreePrograms(SparsePrograms):
 
         return evaluation_fn(form, log_prior, solve, log_evidence)(x, state)
 
-    def init_search(self, at: Searched, with_curvature: bool, x: Array, state: Any) -> hyper_search.SearchState:
+    def init_search(self, at: Searched, with_curvature: bool, x: Array, state: object) -> hyper_search.SearchState:
         """The search before its first evaluation."""
         shapes = jax.eval_shape(self._evaluate, at, x, state)
         start = hyper_search.init_search(shapes, x, state)

@@ -311,7 +311,7 @@ def solve(
         grows = ~usable | (disagreement > change)
         kept = jnp.where(grows, jnp.minimum(0.5 * (1.0 + kept), _LARGEST_DAMPING), jnp.maximum(0.9 * kept, damping))
 
-        def choose(x: Any, y: Any) -> Any:
+        def choose(x: object, y: object) -> Any:
             return jax.tree.map(lambda a, b: jnp.where(usable, a, b), x, y)
 
         return step + 1, choose(trial, old), choose(wanted, new), choose(disagreement, change), kept

@@ -10,7 +10,6 @@ of the way costs as much as in a small picture.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +50,7 @@ class TreeSearch:
         programs: TreePrograms,
         at: Searched,
         space: UnconstrainedSpace,
-        state: Any,
+        state: object,
         *,
         max_steps: int,
         progress_bar: bool,
@@ -127,7 +126,7 @@ class TreeSearch:
     def _learn(self, rng_key: Array, max_steps: int) -> Learned | None:
         programs, at = self.programs, self.at
 
-        def begin(x: Array, state: Any) -> SearchState:
+        def begin(x: Array, state: object) -> SearchState:
             return programs.init_search(at, self.with_curvature, x, self.state if state is None else state)
 
         climb = Climb(

@@ -316,7 +316,7 @@ class SparsePosterior(_OnlyParallel):
         # an island of one node is constrained to zero: what rounding leaves of its variance has either sign
         return jnp.where(jnp.abs(variance) < rounding, 0.0, variance) if self.removed.shape[1] else variance
 
-    def over_rows(self, design: Design, function: Callable[..., Any], *others: Array) -> Any:
+    def over_rows(self, design: Design, function: Callable[..., object], *others: Array) -> Any:
         """Function of the covariances of quantities with all predictors, for some quantities at a time.
 
         :param Design design: of the quantities, ``R`` rows.
@@ -342,7 +342,7 @@ class SparsePosterior(_OnlyParallel):
 
         return self._corrected(self._by_chunks(design, of), design)
 
-    def _by_chunks(self, design: Design, function: Callable[[Array, Array], Any]) -> Any:
+    def _by_chunks(self, design: Design, function: Callable[[Array, Array], object]) -> Any:
         """Results of a function of dense rows and of their numbers, some rows after the other."""
         number = design.num_rows
         chunks = jnp.arange(number + -number % _AT_A_TIME).reshape(-1, _AT_A_TIME)

@@ -64,7 +64,7 @@ def read_with_changing(
     return found
 
 
-def _holds_arrays(value: Any) -> bool:
+def _holds_arrays(value: object) -> bool:
     """True if an argument is an array, or a tree of arrays (lists of numbers among them), and holds numbers alone."""
     leaves = jax.tree.leaves(value)
     kinds = [leaf.dtype.kind if isinstance(leaf, jax.Array) else np.asarray(leaf).dtype.kind for leaf in leaves]
@@ -72,14 +72,16 @@ def _holds_arrays(value: Any) -> bool:
     return bool(leaves) and is_long and all(kind in "iufb" for kind in kinds)
 
 
-def needs_value(call: ModelCall, error: Exception, trace: Callable[[Mapping[str, Any]], Any]) -> ModelStructureError:
+def needs_value(
+    call: ModelCall, error: Exception, trace: Callable[[Mapping[str, object]], object]
+) -> ModelStructureError:
     """The error for a model that does not run without the values of the arguments that change, naming those.
 
     :param error: that it raised.
     :param trace: of some of these arguments by name, runs the model without their values.
     """
 
-    def fails(name: str, value: Any) -> bool:
+    def fails(name: str, value: object) -> bool:
         try:
             jax.eval_shape(lambda given: trace({name: given}), value)
         except Exception:  # whatever a model does with values that it is not given
@@ -129,7 +131,7 @@ def check_supports(call: ModelCall, sites: Mapping[str, SiteInfo], names: list[s
             )
 
 
-def other_values(examples: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[Array]:
+def other_values(examples: Mapping[str, object], arrays: Mapping[str, object]) -> list[Array]:
     """The leaves of arguments that change, with the values that are given in the place of their examples.
 
     :param examples: by name, arrays or their shapes and dtypes.

@@ -25,7 +25,7 @@ class Watch(Messenger):
 
     last_site: str | None = None
 
-    def __init__(self, fn: Any, outer: Watch | None = None):
+    def __init__(self, fn: object, outer: Watch | None = None):
         self.outer = outer
         super().__init__(fn)
 

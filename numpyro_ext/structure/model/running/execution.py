@@ -47,7 +47,7 @@ class ModelCall(NamedTuple):
         there, _ = bound_arguments(self.model, self.args, self.kwargs)
         return {name: _as_arrays(name, there.get(name), there) for name in self.changing}
 
-    def with_values(self, values: Mapping[str, Any]) -> tuple[tuple[object, ...], dict[str, object]]:
+    def with_values(self, values: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """Positional and keyword arguments with other values for some of them."""
         if not values:
             return self.args, self.kwargs
@@ -62,7 +62,7 @@ class ModelCall(NamedTuple):
 
 
 def bound_arguments(
-    model: Any, args: tuple[object, ...], kwargs: Mapping[str, object], given: Mapping[str, Any] | None = None
+    model: Any, args: tuple[object, ...], kwargs: Mapping[str, object], given: Mapping[str, object] | None = None
 ) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], tuple[tuple[object, ...], dict[str, object]]]]:
     """The arguments of a model by the names of its parameters, defaults included, and what makes a call of such.
 
@@ -77,7 +77,7 @@ def bound_arguments(
     except (TypeError, ValueError):  # callables without one
         names = [f"argument {number + 1}" for number in range(len(args))]
 
-        def plain_call(arguments: Mapping[str, Any]) -> tuple[tuple[object, ...], dict[str, object]]:
+        def plain_call(arguments: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
             rest = {name: value for name, value in arguments.items() if name not in names}
             return tuple(arguments[name] for name in names if name in arguments), rest
 
@@ -87,14 +87,14 @@ def bound_arguments(
     found = signature.bind(*args, **kwargs, **rest)
     found.apply_defaults()
 
-    def call(arguments: Mapping[str, Any]) -> tuple[tuple[object, ...], dict[str, object]]:
+    def call(arguments: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         again = inspect.BoundArguments(signature, dict(arguments))
         return again.args, again.kwargs
 
     return dict(found.arguments), call
 
 
-def _as_arrays(name: str, value: Any, there: Mapping[str, Any]) -> Any:
+def _as_arrays(name: str, value: object, there: Mapping[str, object]) -> Any:
     if name not in there:
         raise ModelStructureError(
             f"changing= names {name!r}, and the arguments of the model are {sorted(there)}.", reason=Reason.DATA
@@ -206,7 +206,7 @@ def line_of_model(error: BaseException, model: Callable[..., object]) -> str:
     return f" (line {lines[-1].lineno}{f': {lines[-1].line}' if lines[-1].line else ''})"
 
 
-def describe_value(value: Any) -> str:
+def describe_value(value: object) -> str:
     """An argument in a few words: dtype and shape of arrays, numbers as they are, else the type."""
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         is_foreign = not getattr(value.dtype, "isnative", True)
@@ -261,7 +261,7 @@ def _source(model: Any) -> Hashable:
     return tuple(around), model.__code__, _settings((name, _contents(cell)) for name, cell in closure)
 
 
-def _settings(named: Iterable[tuple[Any, Any]]) -> tuple[Any, ...]:
+def _settings(named: Iterable[tuple[object, object]]) -> tuple[Any, ...]:
     """Names and values of switches, words, classes and (by their code) functions."""
     found = []
     for name, value in named:

@@ -72,7 +72,7 @@ class SiteInfo(NamedTuple):
         return self.family in (dist.MultivariateNormal.__name__, dist.LowRankMultivariateNormal.__name__)
 
 
-def inspect_sites(call: ModelCall, init_values: Mapping[str, Any]) -> dict[str, SiteInfo]:
+def inspect_sites(call: ModelCall, init_values: Mapping[str, object]) -> dict[str, SiteInfo]:
     """Run the model once, with cheap central values for its latent sites, and describe its sites.
 
     The run is compiled as a whole, which costs less than compiling its operations one by one; a model that only runs
@@ -132,7 +132,7 @@ def _inspect_all(sites: Mapping[str, dict[str, Any]]) -> dict[str, SiteInfo]:
     return {n: _inspect(n, site) for n, site in sites.items() if site["type"] in kinds}
 
 
-def _given_value(name: str, value: Any) -> Array:
+def _given_value(name: str, value: object) -> Array:
     try:
         return jnp.asarray(to_real(jnp.asarray(value)))
     except (TypeError, ValueError) as error:
@@ -163,7 +163,7 @@ def model_key(call: ModelCall) -> tuple[Any, ...]:
     return program.fingerprint(), tuple(map(array_key, program.data)), tuple(names)
 
 
-def _check_concrete(arrays: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_concrete(arrays: Mapping[str, Mapping[str, object]]) -> None:
     """Refuse sites whose values were left behind in a function that JAX has traced."""
     for name, site in arrays.items():
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((site["fn"], site["value"]))):
@@ -175,7 +175,7 @@ def _check_concrete(arrays: Mapping[str, Mapping[str, Any]]) -> None:
             )
 
 
-def mark_candidates(sites: Mapping[str, SiteInfo], is_candidate: Callable[[Any], bool]) -> dict[str, SiteInfo]:
+def mark_candidates(sites: Mapping[str, SiteInfo], is_candidate: Callable[[object], bool]) -> dict[str, SiteInfo]:
     """The sites, with those latent ones marked that may join the field of a form: of a family that it takes, and not
     masked (or wholly, as imputation does: then they are flat).
 
@@ -256,7 +256,7 @@ def _dims(site: Mapping[str, Any], shape: tuple[int, ...]) -> tuple[tuple[str, i
     return (*named, *zip(events, rest, strict=False))
 
 
-def _check_constraint(name: str, constraint: Any) -> None:
+def _check_constraint(name: str, constraint: object) -> None:
     """Refuse bounds of a ``param`` that are not numbers, of which its transform would be made once."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(constraint)):
         raise ModelStructureError(
@@ -274,7 +274,7 @@ def _support(base: dist.Distribution) -> Any:
     return support if is_known and (base.event_dim == 0 or (base.event_dim == 1 and support.is_discrete)) else None
 
 
-def _needs_integers(base: dist.Distribution, value: Any) -> bool:
+def _needs_integers(base: dist.Distribution, value: object) -> bool:
     """Tell whether a distribution has a density of these values as integers, and fails on them as floats."""
     value = np.asarray(value)
     if value.dtype.kind != "f" or not getattr(base.support, "is_discrete", False):

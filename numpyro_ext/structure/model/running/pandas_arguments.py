@@ -19,7 +19,7 @@ _FAILURES = (AssertionError, IndexError, TypeError, ValueError)
 """Errors that models raise on arguments that they do not work with, and those that readings make of them."""
 
 
-def is_pandas(value: Any) -> bool:
+def is_pandas(value: object) -> bool:
     """True if a value is a column, an index or a table of pandas."""
     return type(value).__module__.split(".")[0] == "pandas" and hasattr(value, "to_numpy")
 

@@ -34,13 +34,13 @@ def is_scan(msg: dict[str, Any]) -> bool:
     return msg["type"] == "control_flow" and msg["fn"] is scan_wrapper
 
 
-def to_real(value: Any) -> Any:
+def to_real(value: object) -> Any:
     """Numbers in the floating dtype of the reading (that of ``jnp.result_type(float)``); others are left as they are.
 
     :param value: an array, a number, or a tree of these.
     """
 
-    def convert(leaf: Any) -> Any:
+    def convert(leaf: object) -> Any:
         if isinstance(leaf, bool | int | float):
             return float(leaf)
         is_number = isinstance(leaf, jax.Array | np.ndarray | np.generic) and _is_real(leaf.dtype)
@@ -53,11 +53,11 @@ def _is_real(dtype: DTypeLike) -> bool:
     return any(jnp.issubdtype(dtype, kind) for kind in (np.bool_, np.integer, np.floating))
 
 
-def _is_floating(value: Any) -> bool:
+def _is_floating(value: object) -> bool:
     return jnp.issubdtype(getattr(value, "dtype", np.bool_), np.floating)
 
 
-def _widened(value: Any) -> Any:
+def _widened(value: object) -> Any:
     """Whole numbers of 8 or 16 bits as those that JAX computes with: sums of such wrap around, and what JAX computes of
     them, such as factorials, has few digits."""
     dtype = getattr(value, "dtype", np.dtype(float))
@@ -174,7 +174,7 @@ def _with_shape_of(fn: dist.Distribution, value: Array) -> dist.Distribution:
     return fn.expand(jnp.broadcast_shapes(fn.batch_shape, given[: max(len(given) - fn.event_dim, 0)]))
 
 
-def _observed(name: str, value: Any) -> Array:
+def _observed(name: str, value: object) -> Array:
     is_array = isinstance(value, jax.Array | np.ndarray | np.generic) and _is_real(value.dtype)
     if is_array or isinstance(value, bool | int | float):
         array = jnp.asarray(value)

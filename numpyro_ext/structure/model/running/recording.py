@@ -192,7 +192,7 @@ class Recording:
     :ivar key: of the operations; ``None`` where distributions are not NumPyro's or ours, which may compute anything.
     """
 
-    def __init__(self, program: Program, sites: Mapping[str, RecordedSite], families: Sequence[Any]):
+    def __init__(self, program: Program, sites: Mapping[str, RecordedSite], families: Sequence[object]):
         self.sites = dict(sites)
         self.data = program.data
         self._literals = frozenset(p for p, number in enumerate(program.constants) if number in program.literals)
@@ -212,14 +212,14 @@ class Recording:
             if _has_hash(key):
                 self.key, self._written = _first(key), _first(Fingerprint((program.as_written, own)))
 
-    def at_central_values(self, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    def at_central_values(self, given: Mapping[str, object]) -> dict[str, dict[str, Any]]:
         """The sites with their arrays at the values that are given, and at central ones of others.
 
         :raises ValueError: what the distributions raise at these.
         """
 
         def run(given: dict[str, Any], recorded: Sites) -> dict[str, Any]:
-            def value(site: RecordedSite, fn: Any, default: Any) -> Any:
+            def value(site: RecordedSite, fn: object, default: object) -> Any:
                 message = {"name": site.name, "type": site.type, "is_observed": False, "fn": fn, "args": (default,)}
                 found = initial_value(given, message | {"value": None if site.default is None else default})
                 return default if found is None else found
@@ -272,7 +272,9 @@ class Recording:
             program.as_written = (key, self._written)
         return program, found.output
 
-    def _at(self, data: Sequence[Any], choose: Callable[[RecordedSite, Any, Any], Any]) -> dict[str, dict[str, Any]]:
+    def _at(
+        self, data: Sequence[object], choose: Callable[[RecordedSite, object, object], object]
+    ) -> dict[str, dict[str, Any]]:
         env = dict(zip(self._program.constants, data, strict=True))
         out = {}
         for name, site in self.sites.items():
@@ -295,7 +297,7 @@ def _first(key: Fingerprint) -> Fingerprint:
     return _KEYS.get(key, lambda: key)
 
 
-def _has_hash(key: Any) -> bool:
+def _has_hash(key: object) -> bool:
     try:
         hash(key)
     except TypeError:
@@ -304,7 +306,7 @@ def _has_hash(key: Any) -> bool:
 
 
 def make_or_derive(
-    recording: Recording | None, key: Any, function: Callable[..., Any], *args: Any, num_unknowns: int = 0
+    recording: Recording | None, key: object, function: Callable[..., object], *args: object, num_unknowns: int = 0
 ) -> tuple[Program, Any]:
     """:meth:`Recording.derive`, and ``make_program`` where there is no recording, or one that does not do.
 

@@ -42,7 +42,7 @@ class UntouchedDensities(NamedTuple):
 
 
 def untouched_log_densities(
-    call: ModelCall, points: Sequence[Mapping[str, Any]], left_out: Collection[str]
+    call: ModelCall, points: Sequence[Mapping[str, object]], left_out: Collection[str]
 ) -> UntouchedDensities:
     """Log densities of a model at values of its sites, by ``numpyro.infer.util.log_density`` of the function itself.
 
@@ -58,7 +58,7 @@ def untouched_log_densities(
     """
     dtypes: list[Any] = []
 
-    def density(values: Mapping[str, Any]) -> tuple[Array, Array]:
+    def density(values: Mapping[str, object]) -> tuple[Array, Array]:
         terms, trace = compute_log_probs(handlers.seed(call.model, call.rng_key), call.args, call.kwargs, dict(values))
         dtypes[:] = [_working_dtype(trace, terms)]
         total = sum((term for name, term in terms.items() if name not in left_out), start=0.0)
@@ -93,7 +93,7 @@ def _working_dtype(trace: Mapping[str, Any], names: Collection[str]) -> Any:
     return min((jnp.result_type(float), *reals, *[np.dtype(np.float32)] * is_short), key=lambda d: jnp.finfo(d).bits)
 
 
-def _leaves(tree: Any) -> list[Any]:
+def _leaves(tree: object) -> list[Any]:
     try:
         return jax.tree.leaves(tree)
     except (TypeError, ValueError):  # of a distribution that cannot be taken apart, as tinygp's

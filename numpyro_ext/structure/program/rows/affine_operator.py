@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ class AffineValues:
         """True if the map depends on any of the given inputs."""
         return bool(self.program.ancestors(self.known) & atoms)
 
-    def evaluate(self, s: Array, known: Sequence[Any]) -> Array:
+    def evaluate(self, s: Array, known: Sequence[object]) -> Array:
         """The selected elements at the unknowns ``s``; shape ``(num_rows,)``."""
         env = dict(zip(self.known, known, strict=True))
         start = 0
@@ -92,7 +92,7 @@ class AffineValues:
             out.append(value if rows is None else value[rows])
         return jnp.concatenate(out) if len(out) > 1 else out[0]
 
-    def at(self, env: Mapping[int, Any]) -> OperatorMap:
+    def at(self, env: Mapping[int, object]) -> OperatorMap:
         """The map at given values of all other inputs and constants."""
         known = tuple(jnp.asarray(v) for v in self.program.evaluate(self.known, env))
         return OperatorMap(ProgramOperator(known, self), _at_zero(self, known))

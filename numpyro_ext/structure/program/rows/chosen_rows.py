@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ class ChosenRows:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def design(self, env: Mapping[int, Any], indices: ChosenIndices) -> tuple[SparseRows, Array]:
+    def design(self, env: Mapping[int, object], indices: ChosenIndices) -> tuple[SparseRows, Array]:
         """Design and offset at the given hyperparameters and data."""
         rows, (atom, colouring) = self._rows, self._key
 

@@ -97,7 +97,7 @@ class TimeBlocks:
         shapes = [self.program.shape(n)[1:] for n in states_of(scan)]
         return shapes, sum(int(np.prod(s)) for s in shapes)
 
-    def evaluate(self, e: Array, starts: Array, env: Mapping[int, Any], parts: Parts) -> tuple[Array, Array, Array]:
+    def evaluate(self, e: Array, starts: Array, env: Mapping[int, object], parts: Parts) -> tuple[Array, Array, Array]:
         """The program with the states before each block given.
 
         :param e: the unknowns.
@@ -190,7 +190,7 @@ class StateRows:
         blocks = self.blocks
         return f"{blocks.length} steps of {blocks.num_states} states, {blocks.shared.size} shared unknowns"
 
-    def design(self, env: Mapping[int, Any], _: Any = None) -> tuple[StateSpaceDesign, Array]:
+    def design(self, env: Mapping[int, object], _: object = None) -> tuple[StateSpaceDesign, Array]:
         """Design and offset at the given hyperparameters and data."""
         blocks, dtype = self.blocks, jnp.result_type(float)
         num_states, shared, columns = blocks.num_states, blocks.shared, blocks.columns
