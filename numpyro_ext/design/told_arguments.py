@@ -50,7 +50,7 @@ def with_told(
     names: Mapping[str, tuple[str, str | None]],
     values: Mapping[str, np.ndarray],
     seen: Mapping[str, np.ndarray],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Arguments with other observations and masks, which are copies: a reading keeps what it was given.
 
     :param names: as :func:`argument_names` finds them.

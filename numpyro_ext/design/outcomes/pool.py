@@ -142,7 +142,7 @@ class Pool:
         weights: np.ndarray = np.exp(log_weights - np.logaddexp.reduce(log_weights))
         return weights
 
-    def snapshot(self) -> tuple[Any, ...]:
+    def snapshot(self) -> tuple[dict[str, dict[int, float]], _Fit | None, tuple[int, ...]]:
         """Observations so far and their fit, for :meth:`restore`."""
         taken = {name: dict(values) for name, values in self._taken.items()}
         return taken, self._fit, self._capacities

@@ -31,7 +31,7 @@ def linear_information_gain(
     site: str | None = None,
     focus: _Elements | None = None,
     joint: bool = False,
-) -> Any:
+) -> float | np.ndarray:
     r"""Information of further measurements :math:`b^T u + N(0, \sigma^2)` of a site about it, in nats.
 
     :math:`\tfrac12 \log(1 + b^T \operatorname{Cov}(u) b / \sigma^2)` for each, the fall of the entropy of a Gaussian

@@ -106,7 +106,7 @@ def _place(arrays: Mapping[str, np.ndarray], number: int) -> tuple[str, tuple[in
     raise IndexError(number)
 
 
-def _candidate(name: str, index: tuple[int, ...], score: float, has_sites: bool) -> Any:
+def _candidate(name: str, index: tuple[int, ...], score: float, has_sites: bool) -> Candidate | int | tuple[int, ...]:
     place = int(index[0]) if len(index) == 1 else tuple(map(int, index))
     return Candidate(name, place, float(score)) if has_sites else place
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -106,7 +105,7 @@ class OrthogonalTo(constraints.Constraint):
     def __hash__(self) -> int:
         return hash(("OrthogonalTo", self.columns))
 
-    def tree_flatten(self) -> tuple[tuple[()], tuple[tuple[()], dict[str, Any]]]:
+    def tree_flatten(self) -> tuple[tuple[()], tuple[tuple[()], dict[str, FixedArray]]]:
         return (), ((), {"columns": self.columns})
 
 
@@ -143,7 +142,7 @@ class OrthogonalTransform(Transform):
     def __hash__(self) -> int:
         return hash(("OrthogonalTransform", self.columns))
 
-    def tree_flatten(self) -> tuple[tuple[()], tuple[tuple[()], dict[str, Any]]]:
+    def tree_flatten(self) -> tuple[tuple[()], tuple[tuple[()], dict[str, FixedArray]]]:
         return (), ((), {"columns": self.columns})
 
 

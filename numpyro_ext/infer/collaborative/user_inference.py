@@ -124,7 +124,7 @@ def initial_state(batch: UserBatch, prior: SharedPrior, method: Method) -> Any:
 @partial(jax.jit, static_argnames=("method", "num_steps"))
 def infer_users(
     batch: UserBatch, prior: SharedPrior, state: object, *, method: Method, num_steps: int, tol: float
-) -> tuple[Any, UserStatistics]:
+) -> tuple[object, UserStatistics]:
     """Fit the posteriors of the users of a batch: the E-step.
 
     :param UserBatch batch: the users, whose names are not looked at.

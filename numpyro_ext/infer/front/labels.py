@@ -152,7 +152,7 @@ def _wrong_coords(dim: str, labels: Sequence[object], name: str, size: int) -> s
     return f"coords has {len(labels)} labels of {dim!r}; site {name!r} has {size} places along it."
 
 
-def _plain(label: object) -> Any:
+def _plain(label: object) -> int | float | str:
     """A label that files can hold."""
     label = label.item() if isinstance(label, np.integer | np.floating | np.bool_ | np.str_) else label
     return label if isinstance(label, int | float | str) else str(label)

@@ -280,7 +280,7 @@ def _krylov(matvec: Any, target: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.where(is_solved, leaf, jnp.nan), found)
 
 
-def _no_tangent(leaf: Any) -> Any:
+def _no_tangent(leaf: Any) -> Array | np.ndarray:
     is_real = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
     return jnp.zeros_like(leaf) if is_real else np.zeros(jnp.shape(leaf), jax.dtypes.float0)
 

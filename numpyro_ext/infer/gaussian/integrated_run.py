@@ -311,7 +311,7 @@ class IntegratedRun(GaussianRun):
             parts.append(values)
         return by_site(self.reading, self._mixed(np.stack(parts)), ~observed)
 
-    def log_predictive_of(self, new: LatentGaussianReading) -> tuple[Any, Any]:
+    def log_predictive_of(self, new: LatentGaussianReading) -> tuple[np.ndarray, np.ndarray]:
         """The same of another reading with this field, over the design."""
         points = ((inputs, compiled_form(new, inputs[1])) for inputs in self.design_points())
         parts, observed = zip(*(self.programs.log_predictive(*inputs, form) for inputs, form in points), strict=True)

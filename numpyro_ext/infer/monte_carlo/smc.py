@@ -402,7 +402,7 @@ class SMC(Answers, KeptRun):
 
     # Persistence
 
-    def _content(self) -> dict[str, Any]:
+    def _content(self) -> dict[str, object]:
         run = self._finished()
         target = run.target
         return {

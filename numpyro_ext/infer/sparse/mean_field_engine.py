@@ -215,7 +215,7 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
             mean_tol=default_tolerance(None, 1e-6, 1e-5),
         )
 
-    def _hyper_start(self, reading: SparseLinearReading) -> dict[str, Any]:
+    def _hyper_start(self, reading: SparseLinearReading) -> dict[str, object]:
         return {name: value for name, value in self.init_values.items() if name in reading.hyper}
 
     def _initial_coefficients(self, reading: SparseLinearReading, hyper: dict[str, Array]) -> Array | None:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import operator as python_operators
 from collections.abc import Sequence
-from typing import Any, ClassVar, overload
+from typing import ClassVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ class LinearOperator:
     @overload
     def __matmul__(self, other: ArrayLike) -> Array: ...
 
-    def __matmul__(self, other: object) -> Any:
+    def __matmul__(self, other: object) -> LinearOperator | Array:
         if isinstance(other, LinearOperator):
             return _compose(self, other)
         x = _as_real(other)

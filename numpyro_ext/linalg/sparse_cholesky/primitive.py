@@ -178,7 +178,9 @@ def _doubles(words: NDArray[np.generic]) -> NDArray[np.float64]:
     return np.ascontiguousarray(words).view(np.float64)
 
 
-def _in_columns(function: Callable[[object, object, NDArray[np.float64]], NDArray[np.float64]]) -> Callable[..., Any]:
+def _in_columns(
+    function: Callable[[object, object, NDArray[np.float64]], NDArray[np.float64]],
+) -> Callable[[SparsePattern, np.ndarray, np.ndarray], np.ndarray]:
     """Function of right-hand sides of shape (n, k), for those of shape (n,) as well."""
 
     def of_any_shape(pattern: SparsePattern, words: NDArray[np.generic], b: NDArray[np.generic]) -> NDArray[np.float64]:

@@ -43,7 +43,7 @@ def joined(form: LatentGaussian) -> LatentGaussian:
     return form._replace(prior=tuple(prior), potentials=tuple(potentials), observed=tuple(observed))
 
 
-def _kind(potential: Potential, observed: Array) -> Any:
+def _kind(potential: Potential, observed: Array) -> object:
     """Kind of a family: those of one kind may be joined; a family that may not has a kind of its own."""
     leaves, structure = jax.tree.flatten(potential)
     is_elementwise = potential.is_elementwise and all(np.shape(leaf) in ((), observed.shape) for leaf in leaves)

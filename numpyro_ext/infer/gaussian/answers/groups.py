@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ....structure import LatentGaussianReading
 
 __all__ = ["shared_hyper"]
 
 
-def shared_hyper(reading: LatentGaussianReading, hyper: Mapping[str, object]) -> dict[str, Any]:
+def shared_hyper(reading: LatentGaussianReading, hyper: Mapping[str, object]) -> dict[str, object]:
     """The hyperparameters that new members of the plate have in common with those of a fit.
 
     :param LatentGaussianReading reading: of the fit.

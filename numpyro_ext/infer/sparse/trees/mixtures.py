@@ -204,7 +204,7 @@ def check_average(
     average_over: Mapping[str, Sequence[object]] | None,
     pooling: Pooling,
     num_learning_shifts: int = 1,
-) -> dict[str, tuple[Any, ...]]:
+) -> dict[str, tuple[object, ...]]:
     """Refuse averages over arguments that the model does not have, and unknown ways to pool them.
 
     :return: the values of each argument.

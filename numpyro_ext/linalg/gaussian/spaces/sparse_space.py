@@ -347,7 +347,7 @@ class SparsePosterior(_OnlyParallel):
         number = design.num_rows
         chunks = jnp.arange(number + -number % _AT_A_TIME).reshape(-1, _AT_A_TIME)
 
-        def of_rows(rows: Array) -> Any:
+        def of_rows(rows: Array) -> object:
             if isinstance(design, DenseDesign):
                 return function(design.matrix.at[rows].get(mode="fill", fill_value=0.0), rows)
             values = design.values.at[rows].get(mode="fill", fill_value=0.0)

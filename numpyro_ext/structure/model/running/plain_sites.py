@@ -40,7 +40,7 @@ def to_real(value: object) -> Any:
     :param value: an array, a number, or a tree of these.
     """
 
-    def convert(leaf: object) -> Any:
+    def convert(leaf: object) -> object:
         if isinstance(leaf, bool | int | float):
             return float(leaf)
         is_number = isinstance(leaf, jax.Array | np.ndarray | np.generic) and _is_real(leaf.dtype)
