@@ -76,9 +76,9 @@ def _forget_compiled_programs() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _forget_readings(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Tests set thresholds of the reading, which otherwise stay.
-    forget_readings(monkeypatch)
+def _forget_readings() -> None:
+    # Tests replace parts of the reading, and count what is read.
+    forget_readings()
 
 
 _COMPILE_CACHE = CompileCache()

@@ -2,15 +2,19 @@
 
 from typing import Any
 
-import pytest
 
-
-def forget_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_readings() -> None:
     """Read models as if none had been read before."""
-    from numpyro_ext.compilation.recent import Recent
     from numpyro_ext.structure.latent_gaussian import read
 
-    monkeypatch.setattr(read, "_KEPT", Recent(16))
+    read._KEPT.clear()
+
+
+def with_fit_costs(engine: Any, **costs: int) -> Any:
+    """A class of engines like another one, which choose how to fit by other costs."""
+    from numpyro_ext.infer.gaussian.fitting.costs import FitCosts
+
+    return type(engine.__name__, (engine,), {"_costs": FitCosts(**costs)})
 
 
 def with_layouts(engine: Any, **costs: Any) -> Any:

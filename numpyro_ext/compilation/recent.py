@@ -38,3 +38,7 @@ class Recent:
             self._kept.popitem(last=False)
         found: _Kept = self._kept[key]
         return found
+
+    def clear(self) -> None:
+        """Forget all that is kept."""
+        self._kept.clear()

@@ -65,8 +65,9 @@ class Objective:
         x: np.ndarray,
         score: Acquisition,
         rng_key: Array,
+        num_draws: int = _NUM_DRAWS,
     ) -> None:
-        self._engine, self._score, self._key = engine, score, rng_key
+        self._engine, self._score, self._key, self._num_draws = engine, score, rng_key, num_draws
         self._args, self._kwargs, self._argument = args, dict(kwargs), argument
         read = partial(engine._read, run.rng_key, check=False, check_observations=False, changing=(argument,))
         found = predict(run, read, rng_key, args, {**kwargs, argument: x}, None)
@@ -157,7 +158,7 @@ class Objective:
             )
             start = stop
         if moments.covariance is not None:
-            return _joint_information(here, moments.mean, moments.covariance, self._weights, self._key)
+            return _joint_information(here, moments.mean, moments.covariance, self._weights, self._key, self._num_draws)
         found = self._score(_Here(here), rng_key=self._key)
         return sum((jnp.sum(jnp.asarray(value)) for value in found.values()), jnp.zeros(()))
 
@@ -202,7 +203,12 @@ class Objective:
 
 
 def _joint_information(
-    outlooks: Mapping[str, GaussianOutlook], mean: Array, covariance: Array, weights: Array, rng_key: Array
+    outlooks: Mapping[str, GaussianOutlook],
+    mean: Array,
+    covariance: Array,
+    weights: Array,
+    rng_key: Array,
+    num_draws: int,
 ) -> Array:
     """Joint information of all observations, in nats; axes of ``mean`` are points of the hyperparameters and rows."""
     potentials = [outlook.potential for outlook in outlooks.values()]
@@ -215,7 +221,7 @@ def _joint_information(
         ratio = covariance / (scale[:, :, None] * scale[:, None, :]) + jnp.eye(mean.shape[1])
         return 0.5 * jnp.sum(weights * jnp.linalg.slogdet(ratio)[1])
     # The same draws at all inputs; each point of the hyperparameters has as many, with its weight.
-    num_draws, num_rows = max(1, _NUM_DRAWS // len(weights)), mean.shape[1]
+    num_draws, num_rows = max(1, num_draws // len(weights)), mean.shape[1]
     z = random.normal(rng_key, (len(weights), num_draws, num_rows), mean.dtype)
     least = 1e-10 * jnp.mean(jnp.diagonal(covariance, axis1=1, axis2=2), axis=1)
     root = jnp.linalg.cholesky(covariance + least[:, None, None] * jnp.eye(num_rows))

@@ -19,7 +19,7 @@ from numpyro_ext.design import (
     predictive_entropy,
     vote_entropy,
 )
-from numpyro_ext.design import objective as objective_module
+from numpyro_ext.design.objective import Objective
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.front.answers.joint_arguments import NotJoined
 
@@ -60,10 +60,10 @@ def classified():
     return engine
 
 
-def objective(engine, argument, x, score):
+def objective(engine, argument, x, score, **options):
     run = engine._finished()
     old = optimise._inputs_of(run, argument)
-    return objective_module.Objective(engine, run, (), {}, argument, old, np.asarray(x, float), score, random.key(1))
+    return Objective(engine, run, (), {}, argument, old, np.asarray(x, float), score, random.key(1), **options)
 
 
 @pytest.mark.thorough
@@ -126,11 +126,10 @@ def test_two_points_tell_together_what_determinants_say(curved):
 
 
 @pytest.mark.thorough
-def test_labels_far_apart_tell_together_the_sum_of_what_each_tells(classified, monkeypatch):
+def test_labels_far_apart_tell_together_the_sum_of_what_each_tells(classified):
     num_draws = 2**14
-    monkeypatch.setattr(objective_module, "_NUM_DRAWS", num_draws)
     x = np.array([[8.0, 8.0], [-8.0, -8.0]])
-    value, _ = objective(classified, "x", x, expected_information_gain).value_and_gradient(x)
+    value, _ = objective(classified, "x", x, expected_information_gain, num_draws=num_draws).value_and_gradient(x)
     each = expected_information_gain(classified, x)["y"]
     # What a draw says of two labels is between zero and twice log 2: its deviation is half of that at most.
     assert abs(value - each.sum()) < 4.0 * np.log(2.0) / np.sqrt(num_draws)

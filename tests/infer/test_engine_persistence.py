@@ -17,7 +17,15 @@ from jax import Array
 from numpyro_ext.infer import EP, SMC, LaplaceApproximation
 from numpyro_ext.infer.front.files.archive import read_archive, write_archive
 from numpyro_ext.infer.front.files.checkpoints import read_checkpoint, write_checkpoint
-from numpyro_ext.linalg import LinearOperator, convolution, frozen_pytree, saved_as, select, wavelet_transform
+from numpyro_ext.linalg import (
+    LinearOperator,
+    convolution,
+    frozen_pytree,
+    saved_as,
+    saved_names,
+    select,
+    wavelet_transform,
+)
 from numpyro_ext.linalg.operators.convolution import _by_fourier
 from numpyro_ext.potentials.trees.forest import Forest
 
@@ -155,7 +163,7 @@ def test_a_class_of_your_own_is_saved_by_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(Reversal, "__dataclass_fields__", {})
     with pytest.raises(ValueError, match="another class of that name"):
         read_archive(tmp_path / "file")
-    monkeypatch.setattr("numpyro_ext.linalg.saved_names._CLASSES", {})
+    monkeypatch.delitem(saved_names._CLASSES, "mine.Reversal")
     with pytest.raises(ValueError, match=r"no class of that name.*import it before loading"):
         read_archive(tmp_path / "file")
 

@@ -18,6 +18,7 @@ from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussia
 from numpyro_ext.infer.gaussian.integration import exploration
 from numpyro_ext.infer.gaussian.integration.interpolation import interpolated
 from numpyro_ext.structure import ModelStructureError
+from tests.readings import with_fit_costs
 from tests.tiers import thorough
 
 KEY = jax.random.key(0)
@@ -346,10 +347,9 @@ def test_outliers_by_a_mixture_come_close_to_nuts():
         np.testing.assert_allclose(found[name].std(), draws.std(), rtol=0.2)
 
 
-def test_a_lattice_that_is_cut_is_said(monkeypatch):
-    monkeypatch.setattr("numpyro_ext.infer.hyper.design._MOST_POINTS", 3)
+def test_a_lattice_that_is_cut_is_said():
     with pytest.warns(UserWarning, match=r"\('spread'\) does not fall off within 3 points .* cut .* fallen by 0 in"):
-        fitted = run(EP, groups, Y, integrate="grid")
+        fitted = run(with_fit_costs(EP, most_points=3), groups, Y, integrate="grid")
     assert not fitted.diagnostics.converged
 
 

@@ -16,13 +16,13 @@ from numpyro_ext.infer.front.running.climbs import Climb
 from numpyro_ext.infer.front.running.learning import learn
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation
 from numpyro_ext.infer.gaussian.algorithms.local_factors import localised
-from numpyro_ext.infer.gaussian.fitting import fitting_programs
 from numpyro_ext.infer.hyper.curvature import curvature, hessian
 from numpyro_ext.infer.hyper.evaluation import evaluation_fn
 from numpyro_ext.infer.hyper.metric import in_metric, with_metric
 from numpyro_ext.infer.hyper.search import init_search, search
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import read_latent_gaussian
+from tests.readings import with_fit_costs
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(5)
@@ -99,10 +99,10 @@ def test_local_factors_are_log_concave_where_the_factors_are(model, expected):
 
 
 @pytest.mark.thorough
-def test_a_run_with_local_probes_answers_as_one_without(monkeypatch, tmp_path):
-    plain, quick = (EP(graded, integrate="none", progress_bar=False, max_hyper_steps=steps) for steps in (100, 99))
+def test_a_run_with_local_probes_answers_as_one_without(tmp_path):
+    probing = with_fit_costs(EP, least_probes=0)
+    plain, quick = (engine(graded, integrate="none", progress_bar=False) for engine in (EP, probing))
     plain.run(KEY, DATA[graded])
-    monkeypatch.setattr(fitting_programs, "_LEAST_PROBES", 0)
     quick.run(KEY, DATA[graded])
     assert quick.diagnostics.converged
     assert quick.diagnostics.hyper.num_evaluations < plain.diagnostics.hyper.num_evaluations - 2 * 15 + 6
@@ -112,7 +112,7 @@ def test_a_run_with_local_probes_answers_as_one_without(monkeypatch, tmp_path):
     for name, site in plain.hyper.items():
         np.testing.assert_allclose(quick.hyper[name].standard_error, site.standard_error, rtol=1e-3)
     quick.save(tmp_path / "run.npz")
-    again = EP.load(tmp_path / "run.npz", graded)
+    again = probing.load(tmp_path / "run.npz", graded)
     np.testing.assert_array_equal(again.hyper["kappa"].standard_error, quick.hyper["kappa"].standard_error)
     again.run(KEY, DATA[graded], init_state=quick.last_state)
     assert again.diagnostics.hyper.num_evaluations == 0

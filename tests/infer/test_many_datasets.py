@@ -10,8 +10,8 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, BilinearVG, LaplaceApproximation
-from numpyro_ext.infer.gaussian.fitting import many
 from numpyro_ext.structure import ModelStructureError
+from tests.readings import with_fit_costs
 from tests.tiers import thorough
 
 from .test_compiled_programs import compiled_programs
@@ -47,9 +47,8 @@ def _lines(count):
 X = np.linspace(-2, 2, NUM_ROWS)
 
 
-@pytest.fixture
-def two_at_a_time(monkeypatch):
-    monkeypatch.setattr(many, "_MOST_LANES", 2)
+def two_at_a_time(engine):
+    return with_fit_costs(engine, most_lanes=2)
 
 
 def _assert_same(fits, engines):
@@ -77,9 +76,9 @@ def _one_by_one(engine, datasets, **kwargs):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("engine", [EP, pytest.param(LaplaceApproximation, marks=pytest.mark.slow)])
-def test_hyperparameters_are_learned_as_one_by_one(engine, two_at_a_time):
+def test_hyperparameters_are_learned_as_one_by_one(engine):
     datasets = _datasets(3)
-    fits = engine(groups).run_many(jax.random.key(0), datasets)
+    fits = two_at_a_time(engine)(groups).run_many(jax.random.key(0), datasets)
     assert len(fits) == 3 and fits.converged.all() and not fits.errors
     _assert_same(fits, _one_by_one(lambda: engine(groups), datasets))
     assert fits.get_samples()["shift"].shape == (3, 1000, 3)
@@ -88,17 +87,17 @@ def test_hyperparameters_are_learned_as_one_by_one(engine, two_at_a_time):
     assert "3 fits of" in repr(fits)
 
 
-def test_a_field_without_hyperparameters_and_arguments_that_all_have(two_at_a_time):
+def test_a_field_without_hyperparameters_and_arguments_that_all_have():
     datasets = _lines(3)
-    fits = EP(line).run_many(jax.random.key(0), datasets, x=X)
+    fits = two_at_a_time(EP)(line).run_many(jax.random.key(0), datasets, x=X)
     _assert_same(fits, _one_by_one(lambda: EP(line), datasets, x=X))
     assert fits.hyper == {}
     assert fits[0].diagnostics.num_steps > 1
 
 
 @pytest.mark.thorough
-def test_other_data_sets_compile_nothing(two_at_a_time):
-    engine = EP(groups)
+def test_other_data_sets_compile_nothing():
+    engine = two_at_a_time(EP)(groups)
     engine.run_many(jax.random.key(0), _datasets(3, is_balanced=True)).get_samples()
     with compiled_programs() as names:
         engine.run_many(jax.random.key(1), _datasets(5, seed=3, is_balanced=True)).get_samples()
@@ -168,7 +167,7 @@ def test_warnings_of_several_data_sets_are_one():
 
 
 @pytest.mark.thorough
-def test_interrupted(monkeypatch, two_at_a_time, python_handles_control_c):
+def test_interrupted(monkeypatch, python_handles_control_c):
     fit, calls = EP._fit, []
 
     def interrupted(self, *args, **kwargs):
@@ -179,7 +178,7 @@ def test_interrupted(monkeypatch, two_at_a_time, python_handles_control_c):
 
     monkeypatch.setattr(EP, "_fit", interrupted)
     with pytest.warns(UserWarning, match="Interrupted: 2 of 5 data sets were fitted"):
-        fits = EP(groups).run_many(jax.random.key(0), _datasets(5, is_balanced=True))
+        fits = two_at_a_time(EP)(groups).run_many(jax.random.key(0), _datasets(5, is_balanced=True))
     assert len(fits) == 2 and fits.converged.all()
 
 

@@ -83,8 +83,8 @@ def contents(reading):
     return jax.tree.leaves(found), shown, reading.structure_key, reading.key
 
 
-def check_equal(reading, monkeypatch, model, args):
-    forget_readings(monkeypatch)
+def check_equal(reading, model, args):
+    forget_readings()
     anew = read_latent_gaussian(model, args)
     assert anew.plans is not reading.plans
     (leaves, *rest), (expected, *others) = contents(reading), contents(anew)
@@ -97,21 +97,21 @@ def check_equal(reading, monkeypatch, model, args):
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_what_was_read_serves_other_data(case, monkeypatch):
+def test_what_was_read_serves_other_data(case):
     model, first, second = SAME[case]
     before = read_latent_gaussian(model, first)
     again = read_latent_gaussian(model, second)
     assert again.plans is before.plans
-    check_equal(again, monkeypatch, model, second)
+    check_equal(again, model, second)
 
 
 @pytest.mark.parametrize("case", OTHER)
-def test_what_was_looked_up_in_the_data_is_looked_up_again(case, monkeypatch):
+def test_what_was_looked_up_in_the_data_is_looked_up_again(case):
     model, first, second = OTHER[case]
     before = read_latent_gaussian(model, first)
     other = read_latent_gaussian(model, second)
     assert other.plans is not before.plans
-    check_equal(other, monkeypatch, model, second)
+    check_equal(other, model, second)
     # And the last one serves what is like it.
     assert read_latent_gaussian(model, second).structure_key == other.structure_key
 
@@ -133,15 +133,15 @@ def test_negative_labels_are_refused_where_they_are_the_same_elements():
 
 
 @pytest.mark.thorough
-def test_answers_are_those_of_a_reading_of_their_own(monkeypatch):
+def test_answers_are_those_of_a_reading_of_their_own():
     engine = EP(intercepts, integrate="none", progress_bar=False)
     engine.run(jax.random.key(0), LABELS, counts(0))
     engine.run(jax.random.key(1), LABELS, counts(1))
     scores = cross_validate(engine, jax.random.key(0), LABELS, counts(1), num_folds=3)
-    forget_readings(monkeypatch)
+    forget_readings()
     other = EP(intercepts, integrate="none", progress_bar=False)
     other.run(jax.random.key(1), LABELS, counts(1))
-    forget_readings(monkeypatch)
+    forget_readings()
     expected = cross_validate(other, jax.random.key(0), LABELS, counts(1), num_folds=3)
     assert float(engine.log_evidence) == float(other.log_evidence)
     np.testing.assert_array_equal(engine.posterior["effect"].mean, other.posterior["effect"].mean)

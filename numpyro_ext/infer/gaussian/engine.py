@@ -30,6 +30,7 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm, GivenFunctions
 from .engine_answers import GaussianAnswers
 from .engine_program import EngineProgram
+from .fitting.costs import FIT_COSTS, FitCosts
 from .fitting.fit import RunOptions, check_skipped, fit
 from .fitting.many import Begun, begin_together, check_alike
 from .fitting.modes import explain_two_modes
@@ -92,6 +93,7 @@ class Engine(GaussianAnswers):
 
     forms: ClassVar[Sequence[Form[Any]]] = (LATENT_GAUSSIAN,)
     must_integrate: ClassVar[bool] = False
+    _costs: ClassVar[FitCosts] = FIT_COSTS
     _run_class: ClassVar[type[GaussianRun]] = GaussianRun
     _integrated_run_class: ClassVar[type[IntegratedRun]] = IntegratedRun
     """True if there is no engine without integration over the hyperparameters."""
@@ -160,11 +162,9 @@ class Engine(GaussianAnswers):
         spaces = [UnconstrainedSpace(reading.hyper, self.hyper_values) for reading in readings.values()]
         values = [space.initial(self.init_values) for space in spaces]
         steps = self.max_hyper_steps if spaces[0].size else self.num_steps
-
-        def programs_of(reading: LatentGaussianReading) -> Programs:
-            return self._compile(reading)[2]
-
-        begun = begin_together(list(readings.values()), programs_of, spaces[0], values, steps)
+        begun = begin_together(
+            list(readings.values()), lambda r: self._compile(r)[2], spaces[0], values, steps, self._costs.most_lanes
+        )
         for number, data in enumerate(datasets):
             if number in refused:
                 yield partial(_refuse, refused[number])
@@ -253,7 +253,7 @@ class Engine(GaussianAnswers):
 
     @property
     def _integration(self) -> Integration:
-        return Integration(self.integrate, progress_bar=self.progress_bar)
+        return Integration(self.integrate, progress_bar=self.progress_bar, most_points=self._costs.most_points)
 
     @property
     def _marginals_fn(self) -> Callable[..., Any]:
@@ -298,6 +298,7 @@ class Engine(GaussianAnswers):
             tol=options.tol,
             hyper_tol=options.hyper_tol,
             max_iterations=options.max_hyper_steps,
+            least_probes=self._costs.least_probes,
             is_density_unconstrained=self.integrate != "none",
             marginals_fn=self._marginals_fn if self._integrates(space) else None,
         )

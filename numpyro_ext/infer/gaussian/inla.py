@@ -124,7 +124,9 @@ class INLA(LaplaceApproximation):
 
     @property
     def _integration(self) -> Integration:
-        return Integration(self.integrate, self.grid_step, self.log_density_drop, self.progress_bar)
+        return Integration(
+            self.integrate, self.grid_step, self.log_density_drop, self.progress_bar, self._costs.most_points
+        )
 
     @property
     def _marginals_fn(self) -> Callable[..., Any]:

@@ -33,8 +33,8 @@ _RADIUS_FACTOR = 1.1
 _LARGEST_STRETCH = 3.0
 _MOST_BALLS = 10
 """Points of a lattice above some level, in those that it has there for a normal density."""
-_FEW_POINTS, _MOST_POINTS = 2000, 20_000
-"""Points of a lattice that are not counted by level, and of any."""
+_FEW_POINTS = 2000
+"""Points of a lattice that are not counted by level."""
 _FEW_AT_ONCE = 9
 """Points of a lattice that are looked at together, and not level by level."""
 _LEVEL = 2.0
@@ -144,7 +144,9 @@ def stretch(design: Design, falls: np.ndarray) -> Design:
     return Design(factors * points, design.log_volumes + np.sum(np.log(factors), axis=1))
 
 
-def explore_lattice(evaluate: Callable[[np.ndarray], np.ndarray], dimension: int, step: float, drop: float) -> Lattice:
+def explore_lattice(
+    evaluate: Callable[[np.ndarray], np.ndarray], dimension: int, step: float, drop: float, most_points: int = 20_000
+) -> Lattice:
     """Walk over a lattice from the origin, as long as the log density has not fallen by more than ``drop``.
 
     Sums over a lattice (the trapezoidal rule) converge exponentially for smooth densities, so wide steps will do. The
@@ -157,6 +159,7 @@ def explore_lattice(evaluate: Callable[[np.ndarray], np.ndarray], dimension: int
     :param int dimension: the number of coordinates.
     :param float step: of the lattice, in standard deviations.
     :param float drop: where the walk does not go on, below the largest value found.
+    :param int most_points: at which the lattice is cut.
     :return: the points, and how far down the walk went.
 
     >>> found = explore_lattice(lambda z: -0.5 * np.sum(z**2, axis=1), 2, 1.0, 8.0)
@@ -168,13 +171,13 @@ def explore_lattice(evaluate: Callable[[np.ndarray], np.ndarray], dimension: int
     levels = drop * np.arange(1, num_levels + 1) / num_levels
     ball, falls = _ball(dimension, step, drop)
     sizes = np.searchsorted(falls, levels, side="right")
-    if len(ball) <= min(_FEW_AT_ONCE, _MOST_POINTS):
+    if len(ball) <= min(_FEW_AT_ONCE, most_points):
         sizes = np.full(num_levels, len(ball))
     order: list[tuple[int, ...]] = []
     known: set[tuple[int, ...]] = set()
     values, is_passed, reach, num_stones = np.zeros(0), np.zeros(0, bool), 0.0, 0
     for level, size in zip(levels.tolist(), sizes.tolist(), strict=True):
-        bound = min(_MOST_BALLS * len(ball), max(_FEW_POINTS, _MOST_BALLS * size), _MOST_POINTS)
+        bound = min(_MOST_BALLS * len(ball), max(_FEW_POINTS, _MOST_BALLS * size), most_points)
         frontier = [index for index in ball[:size] if index not in known]
         while True:
             if not frontier:  # on from all that are above the level

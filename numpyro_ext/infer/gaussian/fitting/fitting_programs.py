@@ -23,14 +23,15 @@ from ...hyper.space import UnconstrainedSpace
 from ...hyper.stacked import at_each
 from ...hyper.visits import Visits, search_and_visit
 from ..algorithms.algorithm import Algorithm
+from .costs import FIT_COSTS
 
 __all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms", "PointFit"]
 
 _MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS, _FEW_FAMILIES = 500, 20_000, 4
 """Sizes that fit in a tenth of a second; more rows where there are more families of factors than a few, as the
 compiler takes longer for the sites of each than they take to run."""
-_LEAST_HYPER, _LEAST_PROBES = 8, 50_000
-"""Hyperparameters, and these times rows, from which probes by the model take longer than to compile others."""
+_LEAST_HYPER = 8
+"""Hyperparameters from which probes by the model take longer than to compile others."""
 MOST_CURVED, _MOST_LOCAL = 50, 500
 """Numbers of ``param`` sites, which have no density, up to which the curvature of their evidence is computed: by two
 fits of the field for each, and by local factors."""
@@ -70,6 +71,7 @@ class FittingPrograms:
         hyper_tol: float,
         max_iterations: int,
         is_density_unconstrained: bool = False,
+        least_probes: int = FIT_COSTS.least_probes,
         marginals_fn: Callable[..., object] | None = None,
     ) -> None:
         self._reading = reading
@@ -85,7 +87,7 @@ class FittingPrograms:
         # Whether the curvature is left to `probe_locally`.
         num_probes, num_params = space.size * reading.abstract_form.num_rows, space.size - len(space.integrable)
         self.probes_locally = algorithm.has_local_factors and num_params <= _MOST_LOCAL
-        self.probes_locally &= space.size >= _LEAST_HYPER and num_probes >= _LEAST_PROBES
+        self.probes_locally &= space.size >= _LEAST_HYPER and num_probes >= least_probes
         self.has_second_derivatives = algorithm.has_second_derivatives and space.size > 0
         self.has_curvature = self.probes_locally or self.has_second_derivatives or num_params <= MOST_CURVED
 

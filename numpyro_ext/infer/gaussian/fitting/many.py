@@ -18,7 +18,6 @@ from .fitting_programs import FittingPrograms
 
 __all__ = ["Begun", "begin_together", "check_alike"]
 
-_MOST_LANES = 32
 _MOST_ROWS = 30_000
 """Rows of all data sets of a batch: beyond, a fit takes so long that nothing is gained by fitting others beside it."""
 
@@ -63,6 +62,7 @@ def begin_together(
     space: UnconstrainedSpace,
     values: Sequence[Array],
     steps: int,
+    most_lanes: int,
 ) -> Iterator[Begun]:
     """Compute what takes long of the fits, batch by batch.
 
@@ -72,10 +72,11 @@ def begin_together(
     :param space: of the hyperparameters to learn.
     :param values: where the search of each starts, unconstrained.
     :param int steps: of a search at most, or of a solve where there is nothing to learn.
+    :param int most_lanes: data sets of a batch.
     :return: for each reading what was computed, in turn; nothing for models so large that batches do not pay.
     """
     num_rows = max(1, readings[0].abstract_form.num_rows)
-    num_lanes = min(_MOST_LANES, len(readings), _MOST_ROWS // num_rows)
+    num_lanes = min(most_lanes, len(readings), _MOST_ROWS // num_rows)
     if num_lanes < 2:
         yield from (Begun() for _ in readings)
         return

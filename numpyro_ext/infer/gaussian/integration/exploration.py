@@ -19,6 +19,7 @@ from ...hyper.adaptive import Followed, follow
 from ...hyper.design import PROBE, Design, central_composite, explore_lattice, normal_points, stretch
 from ...hyper.known_points import KnownPoints
 from ...hyper.space import UnconstrainedSpace
+from ..fitting.costs import FIT_COSTS
 from ..fitting.fitting_programs import POINTS_PER_CALL, FittingPrograms, PointFit
 from .judgement import LARGEST_RISE, bent_message, judge_normal, judge_points, judge_ratios, opposite_mode
 
@@ -73,6 +74,8 @@ class Integration(NamedTuple):
     log_density_drop: float = 3.8
     """Log density below the mode at which a lattice does not go on."""
     progress_bar: bool = False
+    most_points: int = FIT_COSTS.most_points
+    """Points at which a lattice is cut."""
 
     def design(self, size: int, num_rows: int) -> str:
         """The design for so many hyperparameters of a form with so many rows."""
@@ -301,7 +304,9 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         evaluate(np.zeros((1, 0)))
         design, chosen = Design(np.zeros((1, 0)), np.zeros(1)), np.zeros(1, int)
     elif name == "grid":
-        design, chosen, reach = explore_lattice(evaluate, size, options.grid_step, options.log_density_drop)
+        design, chosen, reach = explore_lattice(
+            evaluate, size, options.grid_step, options.log_density_drop, options.most_points
+        )
         cut = reach if reach < options.log_density_drop else None
     elif name == "adaptive":
         followed = follow(evaluate, size, evaluate_last, is_dear=around.num_rows > MANY_ROWS)
