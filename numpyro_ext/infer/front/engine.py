@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -18,7 +18,7 @@ from .answers.last_run import LastRun
 from .answers.points import warn_of_points
 from .answers.resampling import Resample
 from .answers.sites import PosteriorSites
-from .answers.summary import chosen_names, format_summary
+from .answers.summary import PrintsSummary, Summary
 from .display import ShownEngine
 from .files.kept_run import KeptRun
 from .labels import Coords, Dims, Labels, labels_of_call
@@ -36,7 +36,7 @@ __all__ = ["BaseEngine"]
 _Run = TypeVar("_Run", bound=FinishedRun)
 
 
-class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
+class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, KeptRun, Generic[_Run]):
     """Base of all engines: a model, options, and a run, which answers for itself.
 
     A subclass adds its own options, and says what models are read into (``forms``), how a run is made (:meth:`_start`)
@@ -81,11 +81,11 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         self.progress_bar = progress_bar
         labels = Labels.given(coords, dims)
         self.coords, self.dims = labels.coords, labels.dims
-        self._run: _Run | None = None
+        self._run = None
         self._last_state: EngineState | None = None
 
     @property
-    def _start_values(self) -> dict[str, Any]:
+    def _start_values(self) -> dict[str, object]:
         """Values at which a model is read: those that are given, to start from or to hold."""
         return {**self.init_values, **self.hyper_values}
 
@@ -209,11 +209,6 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
             warn(f"{type(self).__name__}: {message}")
         self._run = run
 
-    def _finished(self) -> _Run:
-        if self._run is None:
-            raise self._not_run()
-        return self._run
-
     # Results
 
     @property
@@ -308,43 +303,10 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
         fields = {"potential_energy": -self._draws()[1]}
         return by_chain(fields) if group_by_chain else fields
 
-    @suggests
-    def print_summary(
-        self,
-        prob: float = 0.9,
-        exclude_deterministic: bool = True,
-        var_names: str | Iterable[str] | None = None,
-        coords: Coords | None = None,
-        dims: Dims | None = None,
-    ) -> None:
-        """Print the hyperparameters, exact marginals of the field, the log evidence and how the run ended.
-
-        Of sites with more than twenty elements the first and the last ones are shown; name them to see all.
-
-        :param float prob: the probability mass of the central interval.
-        :param bool exclude_deterministic: whether to leave out deterministic sites (where there are others).
-        :param var_names: sites to show, as ArviZ takes them: their names, or ``"~name"`` for all but these.
-        :param dict coords: labels of the places along a dimension, beside those of the run.
-        :param dict dims: names of the dimensions of a site, likewise.
-        :raises ValueError: if there is no such site, or labels do not fit a site.
-        :raises TypeError: for an unknown argument; the message says which one was probably meant.
-        """
+    def _summary(self, exclude_deterministic: bool) -> Summary:
         run, posterior, hyper = self._finished(), self.posterior, self.hyper
         default = [n for n in posterior if n in hyper or not exclude_deterministic or n in run.reading.field]
-        default = default if len(default) > len(hyper) else list(posterior)
-        names, are_named = chosen_names(var_names, [*posterior, *posterior.large], default, posterior.reasons)
-        labels = run.all_labels.updated(Labels.given(coords, dims))
-        print(
-            format_summary(
-                {name: posterior[name] for name in names if name not in hyper},
-                {name: hyper[name] for name in names if name in hyper},
-                self.log_evidence,
-                self.diagnostics,
-                prob,
-                labels,
-                shows_all=are_named,
-            )
-        )
+        return Summary(default if len(default) > len(hyper) else list(posterior), run.all_labels, hyper)
 
     def describe(self) -> str:
         """Describe the reading of the model: the field, the hyperparameters, the likelihood of each factor, the
@@ -354,16 +316,16 @@ class BaseEngine(ShownEngine, LastRun, ArviZInterface, KeptRun, Generic[_Run]):
     predict = ask(FinishedRun.predict)
 
     @property
-    def _args(self) -> tuple[Any, ...]:
+    def _args(self) -> tuple[object, ...]:
         return self._finished().reading.args
 
     @property
-    def _kwargs(self) -> dict[str, Any]:
+    def _kwargs(self) -> dict[str, object]:
         return self._finished().reading.kwargs
 
     # Persistence
 
-    def _content(self) -> dict[str, Any]:
+    def _content(self) -> dict[str, object]:
         run = self._finished()
         reading = run.reading
         return {

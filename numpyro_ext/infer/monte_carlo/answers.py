@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from jax import Array
@@ -11,9 +10,8 @@ from ...display import Shown, Table, number
 from ..front.answers.arviz import ArviZInterface, by_chain
 from ..front.answers.last_run import LastRun
 from ..front.answers.sites import PosteriorSites
-from ..front.answers.summary import chosen_names, format_summary
+from ..front.answers.summary import PrintsSummary, Summary
 from ..front.display import ending, evidence
-from ..front.labels import Coords, Dims, Labels
 from ..front.options import check_at_least
 from ..front.results import Diagnostics, LogEvidence
 from ..front.suggestions import suggests
@@ -24,17 +22,11 @@ from .target import Target
 __all__ = ["Answers", "shapes"]
 
 
-class Answers(Shown, LastRun, ArviZInterface):
+class Answers(Shown, LastRun[SMCRun], PrintsSummary, ArviZInterface):
     """The answers of a run, for :class:`~numpyro_ext.infer.SMC`."""
 
     num_particles: int
     path: PathName
-    _run: SMCRun | None
-
-    def _finished(self) -> SMCRun:
-        if self._run is None:
-            raise self._not_run()
-        return self._run
 
     @property
     def last_state(self) -> SMCState:
@@ -115,45 +107,13 @@ class Answers(Shown, LastRun, ArviZInterface):
         fields = {"potential_energy": -self._finished().log_densities}
         return by_chain(fields) if group_by_chain else fields
 
-    @suggests
-    def print_summary(
-        self,
-        prob: float = 0.9,
-        exclude_deterministic: bool = True,
-        var_names: str | Iterable[str] | None = None,
-        coords: Coords | None = None,
-        dims: Dims | None = None,
-    ) -> None:
-        """Print means, standard deviations and intervals of the weighted particles, the evidence, and how it ended.
-
-        Of sites with more than twenty elements the first and the last ones are shown; name them to see all.
-
-        :param float prob: the probability mass of the central interval.
-        :param bool exclude_deterministic: whether to leave out deterministic sites.
-        :param var_names: sites to show, as ArviZ takes them: their names, or ``"~name"`` for all but these.
-        :param dict coords: labels of the places along a dimension, beside those of the run.
-        :param dict dims: names of the dimensions of a site, likewise.
-        :raises ValueError: if there is no such site, or labels do not fit a site.
-        """
+    def _summary(self, exclude_deterministic: bool) -> Summary:
         run, posterior = self._finished(), self.posterior
         default = [name for name in posterior if not exclude_deterministic or name in run.target.sites]
         # Short sites first: long ones are effects of groups, of which the short ones are the parameters.
         default.sort(key=lambda name: posterior[name].size > 1)
-        names, are_named = chosen_names(var_names, list(posterior), default, posterior.reasons)
         worth = f"Worth {number(run.effective_sample_size)} of {self.num_particles} particles"
-        print(
-            format_summary(
-                {name: posterior[name] for name in names},
-                {},
-                self.log_evidence,
-                self.diagnostics,
-                prob,
-                run.all_labels.updated(Labels.given(coords, dims)),
-                shows_all=are_named,
-                work="SMC",
-                notes=[worth],
-            )
-        )
+        return Summary(default, run.all_labels, work="SMC", notes=[worth])
 
     def describe(self) -> str:
         """The sites, the kernel and the path."""
@@ -174,11 +134,11 @@ class Answers(Shown, LastRun, ArviZInterface):
         return [f"{name}: {end}", f"log evidence: {evidence(run.log_evidence)}", f"worth {size}", *lines]
 
     @property
-    def _args(self) -> tuple[Any, ...]:
+    def _args(self) -> tuple[object, ...]:
         return self._finished().target.args
 
     @property
-    def _kwargs(self) -> dict[str, Any]:
+    def _kwargs(self) -> dict[str, object]:
         return self._finished().target.kwargs
 
 

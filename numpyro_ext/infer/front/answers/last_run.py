@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Generic, TypeVar
 
 import jax
 
@@ -16,13 +16,16 @@ __all__ = ["LastRun"]
 _MOST_LETTERS = 200
 
 
-class LastRun:
+_Run = TypeVar("_Run")
+
+
+class LastRun(Generic[_Run]):
     """An engine whose answers are those of its last run: where that failed there are none, and they say so.
 
     Answers of the run before would be those of other data or other options, without a sign of it.
     """
 
-    _run: Any = None
+    _run: _Run | None = None
     _failure: str | None = None
 
     @contextmanager
@@ -44,6 +47,11 @@ class LastRun:
             said = said if len(said) <= _MOST_LETTERS else f"{said[:_MOST_LETTERS]}..."
             self._failure = f"{type(error).__name__}: {said}" if said else type(error).__name__
             raise
+
+    def _finished(self) -> _Run:
+        if self._run is None:
+            raise self._not_run()
+        return self._run
 
     def _not_run(self) -> RuntimeError:
         name = type(self).__name__

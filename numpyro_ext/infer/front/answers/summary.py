@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..display import flatness
-from ..labels import Labels
+from ..labels import Coords, Dims, Labels
 from ..results import Diagnostics, HyperEstimate, LogEvidence
-from ..suggestions import nearest_name
+from ..suggestions import nearest_name, suggests
+from .sites import PosteriorSites
 
-__all__ = ["chosen_names", "format_summary"]
+__all__ = ["PrintsSummary", "Summary", "chosen_names", "format_summary"]
 
 _OF_HYPERPARAMETERS = {
     "none": "",
@@ -21,6 +23,79 @@ _OF_HYPERPARAMETERS = {
 }
 _LONGEST, _FIRST, _LAST = 20, 5, 2
 """Elements of a site that are all shown, and of longer ones how many at the start and at the end."""
+
+
+class Summary(NamedTuple):
+    """Content of a summary that is not asked for by name."""
+
+    default: Sequence[str]
+    """Sites that are shown where none is named."""
+    labels: Labels
+    hyper: Mapping[str, object] = {}
+    """Posteriors or estimates of the hyperparameters."""
+    work: str = "Field"
+    """Name of what has converged."""
+    notes: Sequence[str] = ()
+
+
+class PrintsSummary:
+    """Mixin of engines that print their last run as NumPyro's samplers do."""
+
+    @property
+    @abstractmethod
+    def posterior(self) -> PosteriorSites:
+        """Marginals by name."""
+
+    @property
+    @abstractmethod
+    def log_evidence(self) -> LogEvidence:
+        """Log evidence of the last run."""
+
+    @property
+    @abstractmethod
+    def diagnostics(self) -> Diagnostics:
+        """End of the last run."""
+
+    @abstractmethod
+    def _summary(self, exclude_deterministic: bool) -> Summary: ...
+
+    @suggests
+    def print_summary(
+        self,
+        prob: float = 0.9,
+        exclude_deterministic: bool = True,
+        var_names: str | Iterable[str] | None = None,
+        coords: Coords | None = None,
+        dims: Dims | None = None,
+    ) -> None:
+        """Print hyperparameters, marginals, the log evidence and how the run ended.
+
+        Of sites with more than twenty elements the first and the last ones are shown; name them to see all.
+
+        :param float prob: the probability mass of the central interval.
+        :param bool exclude_deterministic: whether to leave out deterministic sites (where there are others).
+        :param var_names: sites to show, as ArviZ takes them: their names, or ``"~name"`` for all but these.
+        :param dict coords: labels of the places along a dimension, beside those of the run.
+        :param dict dims: names of the dimensions of a site, likewise.
+        :raises ValueError: if there is no such site, or labels do not fit a site.
+        :raises TypeError: for an unknown argument; the message says which one was probably meant.
+        """
+        found, posterior = self._summary(exclude_deterministic), self.posterior
+        known = [*posterior, *posterior.large]
+        names, are_named = chosen_names(var_names, known, found.default, posterior.reasons)
+        print(
+            format_summary(
+                {name: posterior[name] for name in names if name not in found.hyper},
+                {name: found.hyper[name] for name in names if name in found.hyper},
+                self.log_evidence,
+                self.diagnostics,
+                prob,
+                found.labels.updated(Labels.given(coords, dims)),
+                shows_all=are_named,
+                work=found.work,
+                notes=found.notes,
+            )
+        )
 
 
 def chosen_names(
@@ -142,7 +217,7 @@ def _moments(site: Any, prob: float) -> list[Any]:
     return [np.asarray(site.mean), np.asarray(site.sd), median, low, high]
 
 
-def _estimated(point: HyperEstimate, prob: float) -> list[Any]:
+def _estimated(point: HyperEstimate, prob: float) -> list[np.ndarray | np.ndarray]:
     shape, absent = np.shape(point.value), "fixed" if point.is_fixed else "none"
     error = np.full(shape, absent, object) if point.standard_error is None else np.asarray(point.standard_error)
     return [np.asarray(point.value), error, *point.interval(prob)]
