@@ -12,6 +12,7 @@ import scipy.stats
 from numpyro_ext.design import linear_information_gain
 from numpyro_ext.infer import EP, LaplaceApproximation
 from numpyro_ext.infer.front.answers.draws import Draws, draw_inside_support
+from numpyro_ext.infer.front.answers.sites import SitePosterior
 
 
 def exact_line(case, scale, level):
@@ -56,22 +57,44 @@ def test_standard_errors_come_from_the_curvature(fitted_line, optimum):
     np.testing.assert_allclose(fitted_line.hyper["scale"].standard_error, np.exp(log_scale) * scale_error, rtol=1e-3)
 
 
-def test_information_gain_of_further_measurements(line_case, fitted_line, monkeypatch):
+def test_information_gain_of_further_measurements(line_case, fitted_line):
     hyper = {name: float(estimate.value) for name, estimate in fitted_line.hyper.items()}
     _, covariance, _ = exact_line(line_case, **hyper)
     rows = np.array([[1.0, 0.0], [1.0, -2.0], [0.5, 3.0]])
     expected = 0.5 * np.log1p(np.einsum("ri,ij,rj->r", rows, covariance, rows) / np.array([0.25, 1.0, 4.0]))
     gain = linear_information_gain(fitted_line, rows, np.array([0.25, 1.0, 4.0]))
     np.testing.assert_allclose(gain, expected, rtol=1e-8)
-    monkeypatch.setattr("numpyro_ext.infer.front.answers.sites.LARGEST_DENSE", 1)
-    by_draws = linear_information_gain(fitted_line, rows, np.array([0.25, 1.0, 4.0]), site="slopes")
-    np.testing.assert_allclose(np.expm1(2 * by_draws), np.expm1(2 * expected), rtol=0.2)
+    named = linear_information_gain(fitted_line, rows, np.array([0.25, 1.0, 4.0]), site="slopes")
+    np.testing.assert_allclose(named, expected, rtol=1e-8)
     own_noise = linear_information_gain(fitted_line, rows)
     np.testing.assert_allclose(own_noise, linear_information_gain(fitted_line, rows, 0.25), rtol=1e-12)
     with pytest.raises(ValueError, match="shape"):
         linear_information_gain(fitted_line, np.ones((1, 3)), 1.0)
     with pytest.raises(KeyError, match="'scale'"):
         linear_information_gain(fitted_line, rows, 1.0, site="scale")
+
+
+def test_rows_on_a_site_too_large_for_a_matrix_are_judged_by_draws():
+    """Independent elements of known deviations, whose matrix nobody may ask for."""
+    size, num_samples = 2049, 1000
+    deviations = np.linspace(0.5, 2.0, size)
+    site = SitePosterior(
+        "u",
+        (size,),
+        mean=lambda: np.zeros(size),
+        variance=lambda: deviations**2,
+        covariance=lambda: pytest.fail("asked for"),
+        sample=lambda key, number: deviations * jax.random.normal(key, (number, size)),
+    )
+    rows = np.zeros((3, size))
+    rows[0, 5], rows[1, 7], rows[2, [5, 2000]] = 2.0, -1.0, 1.0
+    expected = (rows * deviations**2) @ rows.T
+    five_errors = 5.0 * np.sqrt(2.0 / num_samples)
+    found = site.row_variance(rows, num_samples=num_samples)
+    np.testing.assert_allclose(found, np.diag(expected), rtol=five_errors)
+    scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    found = site.row_covariance(rows, num_samples=num_samples)
+    np.testing.assert_allclose(found / scale, expected / scale, atol=five_errors)
 
 
 def test_posterior_and_evidence_are_exact(line_case, fitted_line):

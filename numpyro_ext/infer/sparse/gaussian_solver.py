@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ...linalg.cholesky import LARGEST_DENSE
 from ...linalg.operators.operator import LinearOperator, from_matrix
 from ...linalg.solvers.perturb_and_map import Perturbations, draw_perturbations, perturb_and_map
 from ...linalg.solvers.posterior_precision import (
@@ -21,8 +22,9 @@ from ...linalg.solvers.posterior_precision import (
 from ...structure.sparse_linear.form import SparseLinear
 
 __all__ = [
-    "LARGEST_DENSE_STEP",
+    "SOLVER_COSTS",
     "Options",
+    "SolverCosts",
     "Solved",
     "State",
     "Workspace",
@@ -36,9 +38,20 @@ __all__ = [
 Variances = Literal["exact", "perturb-and-map", "lanczos", "none"]
 Solver = Literal["diagonal", "dense", "conjugate-gradient"]
 
-LARGEST_DENSE_STEP = 1024
-"""Coefficients up to which every step factorises a matrix: beyond, some products with the operator cost less."""
 _NUM_PROBES = 4
+
+
+class SolverCosts(NamedTuple):
+    """Numbers of coefficients by which a way to solve is chosen."""
+
+    largest_dense_step: int = 1024
+    """Up to which every step factorises a matrix: beyond, some products with the operator cost less."""
+    largest_dense: int = LARGEST_DENSE
+    """Up to which answers are found by a dense matrix."""
+
+
+SOLVER_COSTS = SolverCosts()
+"""Numbers of all engines."""
 
 
 class Options(NamedTuple):
@@ -64,6 +77,7 @@ class Options(NamedTuple):
     """The same for draws that are reported."""
     max_iterations: int = 500
     """Iterations of conjugate gradients at most."""
+    costs: SolverCosts = SOLVER_COSTS
 
 
 class Workspace(NamedTuple):
@@ -109,6 +123,7 @@ def choose_options(
     *,
     variances: Literal["auto", "exact", "perturb-and-map", "lanczos", "none"] = "auto",
     is_diagonal: bool | None = None,
+    costs: SolverCosts = SOLVER_COSTS,
     **options: Any,
 ) -> Options:
     r"""Choose how to solve with :math:`A`: elementwise where :math:`X^T N^{-1} X` is diagonal, densely up to 1024
@@ -118,22 +133,23 @@ def choose_options(
     :param str variances: ``"exact"``; ``"perturb-and-map"``, unbiased; ``"lanczos"``, too small; ``"none"`` for the
         search for the mode; ``"auto"`` for exact ones where possible, else perturb-and-MAP.
     :param bool is_diagonal: whether :math:`X^T N^{-1} X` is diagonal, if known.
+    :param SolverCosts costs: by which the matrix is taken for small.
     :param options: other fields of :class:`Options`.
     :raises ValueError: if exact variances are asked for where they are not to be had.
     """
     if is_diagonal is None:
         is_diagonal = has_diagonal_gram(form.operator, form.noise_variance)
     is_diagonal = is_diagonal and form.analysis is None
-    is_dense = form.num_columns <= LARGEST_DENSE_STEP
+    is_dense = form.num_columns <= costs.largest_dense_step
     solver: Solver = "diagonal" if is_diagonal else "dense" if is_dense else "conjugate-gradient"
     if variances == "auto":
         variances = "perturb-and-map" if solver == "conjugate-gradient" else "exact"
     if variances == "exact" and solver == "conjugate-gradient":
         raise ValueError(
-            f"Exact variances need an operator whose columns are orthogonal, or at most {LARGEST_DENSE_STEP} "
+            f"Exact variances need an operator whose columns are orthogonal, or at most {costs.largest_dense_step} "
             f"coefficients; there are {form.num_columns}. Use variances='perturb-and-map'."
         )
-    return Options(solver, variances, **options)
+    return Options(solver, variances, costs=costs, **options)
 
 
 def make_workspace(form: SparseLinear, rng_key: Array, options: Options) -> Workspace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from ..front.running.iterations import Iterations, Parts, fit_in_chunks, judge
 from ..front.state import EngineState, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from . import mean_field as core
+from .gaussian_solver import SOLVER_COSTS, SolverCosts
 from .mean_field_programs import CHUNK, MeanFieldPrograms
 from .mean_field_run import MeanFieldRun
 from .programs import compiled_form
@@ -90,6 +91,7 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
     """
 
     forms = (SPARSE_LINEAR,)
+    _costs: ClassVar[SolverCosts] = SOLVER_COSTS
 
     def __init__(
         self,
@@ -208,6 +210,7 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
             form,
             variances=self.variances,
             is_diagonal=is_diagonal,
+            costs=self._costs,
             num_rounds=self.num_rounds,
             is_convexified=self.convexified,
             num_samples=self.num_variance_samples,

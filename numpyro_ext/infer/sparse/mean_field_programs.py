@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...linalg.cholesky import LARGEST_DENSE, cholesky, solve_lower, solve_upper
+from ...linalg.cholesky import cholesky, solve_lower, solve_upper
 from ...linalg.operators.operator import LinearOperator
 from ...linalg.solvers.perturb_and_map import draw_perturbations, perturb_and_map
 from ...linalg.solvers.posterior_precision import PosteriorPrecision, gram_diagonal
@@ -155,7 +155,7 @@ class MeanFieldPrograms(SparsePrograms):
 
     @property
     def _is_small(self) -> bool:
-        return self._reading.num_columns <= LARGEST_DENSE
+        return self._reading.num_columns <= self.options.costs.largest_dense
 
     def _mean(self, inputs: Inputs) -> Array:
         mean: Array = inputs.state.mean
