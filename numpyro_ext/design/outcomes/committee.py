@@ -6,6 +6,7 @@ between. Larger scores are better; nats throughout.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import jax
@@ -13,11 +14,14 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from ...potentials import Potential
 from ...potentials.information import entropy_term, excess_terms
+from ...potentials.outcomes import log_predictive_probabilities, log_probabilities
 
 __all__ = [
     "BiasCorrection",
     "committee_information",
+    "component_tables",
     "conditional_entropy",
     "entropy",
     "gini",
@@ -26,7 +30,10 @@ __all__ = [
     "mixture",
     "nested_information",
     "vote_fractions",
+    "vote_shares",
 ]
+
+_FURTHEST, _NUM_VOTE_NODES = 8.5, 401
 
 BiasCorrection = Literal["none", "delta", "jackknife"]
 
@@ -138,6 +145,54 @@ def vote_fractions(log_p: ArrayLike, weights: ArrayLike | None = None) -> Array:
     log_p = jnp.asarray(log_p)
     votes = jax.nn.one_hot(jnp.argmax(log_p, axis=-1), log_p.shape[-1], dtype=log_p.dtype)
     return jnp.tensordot(_normalised(weights, log_p), votes, 1)
+
+
+@functools.partial(jax.jit, static_argnames="number")
+def component_tables(potential: Potential, mean: Array, variance: Array, number: int) -> Array:
+    """Log probabilities of outcomes by each component, shape ``(components, observations, number)``."""
+
+    def of(component: tuple[Potential, Array, Array]) -> Array:
+        one: Any = jax.tree.map(lambda leaf: leaf[None], component)
+        return jnp.moveaxis(log_predictive_probabilities(*one, jnp.ones(1, mean.dtype), number), 0, -1)
+
+    found: Array = jax.lax.map(of, (potential, mean, variance))
+    return found
+
+
+@functools.partial(jax.jit, static_argnames="number")
+def vote_shares(potential: Potential, mean: Array, variance: Array, number: int) -> Array:
+    """Probabilities that an outcome is the likeliest one, by where along the predictor one takes over from another.
+
+    They are votes of infinitely many members, whose predictors are normal.
+    """
+    scale = jnp.sqrt(variance)
+    nodes = jnp.linspace(-_FURTHEST, _FURTHEST, _NUM_VOTE_NODES, dtype=mean.dtype)
+
+    def at(z: Array) -> Array:
+        table: Array = log_probabilities(potential, mean + scale * z, number)
+        return table
+
+    def add(sums: tuple[Array, Array, Array], z: Array) -> tuple[tuple[Array, Array, Array], None]:
+        total, before, log_p = sums
+        new = at(z)
+        old_vote, new_vote = jnp.argmax(log_p, axis=0), jnp.argmax(new, axis=0)
+
+        def lead(table: Array) -> Array:
+            first, second = (jnp.take_along_axis(table, vote[None], axis=0)[0] for vote in (old_vote, new_vote))
+            return jnp.where(old_vote == new_vote, 0.0, first - second)
+
+        start, end = lead(log_p), lead(new)
+        fraction = jnp.where(start > end, start / jnp.where(start > end, start - end, 1.0), 1.0)
+        split = jax.scipy.stats.norm.cdf(before + fraction * (z - before))
+        ends = jax.scipy.stats.norm.cdf(before), jax.scipy.stats.norm.cdf(z)
+        outcomes = jnp.arange(number).reshape(-1, *(1,) * mean.ndim)
+        total = total + (outcomes == old_vote) * (split - ends[0]) + (outcomes == new_vote) * (ends[1] - split)
+        return (total, z, new), None
+
+    start = jnp.zeros((number, *mean.shape), mean.dtype), nodes[0], at(nodes[0])
+    (total, *_), _ = jax.lax.scan(add, start, nodes[1:])
+    shares: Array = jnp.moveaxis(total / jnp.sum(total, axis=0), 0, -1)
+    return shares
 
 
 def _information(log_p: Array, w: Array) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ __all__ = ["LARGEST_TABLE", "DrawnOutlook", "GaussianOutlook", "JointField", "Ou
 LARGEST_TABLE = 2**28
 """Numbers in a table of draws, observations and outcomes: 2 GB."""
 
-_FURTHEST, _NUM_VOTE_NODES = 8.5, 401
 """Standard deviations to either side at which votes are counted, and at how many places."""
 
 
@@ -252,7 +250,7 @@ class GaussianOutlook(Outlook):
                 f"{len(self.weights)} draws, {self.mean.shape[1]} observations of {self.name!r} and {number} outcomes "
                 "are too many for a correction of the bias: give fewer draws, or score the candidates in parts."
             )
-        log_p = _tables(self.potential, self.mean, self.variance, number)
+        log_p = committee.component_tables(self.potential, self.mean, self.variance, number)
         corrected = committee.committee_information(
             log_p, self.weights, bias_correction=bias_correction, effective_sample_size=self.effective_sample_size
         )
@@ -282,7 +280,7 @@ class GaussianOutlook(Outlook):
         if not np.isinf(num_votes):
             return super().votes(num_votes, rng_key)
         number = self.log_mixture.shape[-1]
-        shares = jax.lax.map(lambda c: _vote_shares(*c, number), (self.potential, self.mean, self.variance))
+        shares = jax.lax.map(lambda c: committee.vote_shares(*c, number), (self.potential, self.mean, self.variance))
         return jnp.tensordot(self.weights, shares, 1)
 
     def part(self, chosen: np.ndarray) -> Self:
@@ -378,51 +376,6 @@ class RealOutlook(Outlook):
             entropy=self.entropy[at],
             conditional=self.conditional[at],
         )
-
-
-@functools.partial(jax.jit, static_argnames="number")
-def _tables(potential: Potential, mean: Array, variance: Array, number: int) -> Array:
-    """Log probabilities of outcomes by each component, shape ``(components, observations, number)``."""
-
-    def of(component: tuple[Potential, Array, Array]) -> Array:
-        one: Any = jax.tree.map(lambda leaf: leaf[None], component)
-        return jnp.moveaxis(log_predictive_probabilities(*one, jnp.ones(1, mean.dtype), number), 0, -1)
-
-    found: Array = jax.lax.map(of, (potential, mean, variance))
-    return found
-
-
-@functools.partial(jax.jit, static_argnames="number")
-def _vote_shares(potential: Potential, mean: Array, variance: Array, number: int) -> Array:
-    """Probabilities that an outcome is the likeliest one, by where along the predictor one takes over from another."""
-    scale = jnp.sqrt(variance)
-    nodes = jnp.linspace(-_FURTHEST, _FURTHEST, _NUM_VOTE_NODES, dtype=mean.dtype)
-
-    def at(z: Array) -> Array:
-        table: Array = log_probabilities(potential, mean + scale * z, number)
-        return table
-
-    def add(sums: tuple[Array, Array, Array], z: Array) -> tuple[tuple[Array, Array, Array], None]:
-        total, before, log_p = sums
-        new = at(z)
-        old_vote, new_vote = jnp.argmax(log_p, axis=0), jnp.argmax(new, axis=0)
-
-        def lead(table: Array) -> Array:
-            first, second = (jnp.take_along_axis(table, vote[None], axis=0)[0] for vote in (old_vote, new_vote))
-            return jnp.where(old_vote == new_vote, 0.0, first - second)
-
-        start, end = lead(log_p), lead(new)
-        fraction = jnp.where(start > end, start / jnp.where(start > end, start - end, 1.0), 1.0)
-        split = jax.scipy.stats.norm.cdf(before + fraction * (z - before))
-        ends = jax.scipy.stats.norm.cdf(before), jax.scipy.stats.norm.cdf(z)
-        outcomes = jnp.arange(number).reshape(-1, *(1,) * mean.ndim)
-        total = total + (outcomes == old_vote) * (split - ends[0]) + (outcomes == new_vote) * (ends[1] - split)
-        return (total, z, new), None
-
-    start = jnp.zeros((number, *mean.shape), mean.dtype), nodes[0], at(nodes[0])
-    (total, *_), _ = jax.lax.scan(add, start, nodes[1:])
-    shares: Array = jnp.moveaxis(total / jnp.sum(total, axis=0), 0, -1)
-    return shares
 
 
 def _cut(tree: object, numbers: ArrayLike, size: int) -> Any:

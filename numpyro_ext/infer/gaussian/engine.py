@@ -17,7 +17,7 @@ from ...structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ...structure.model.running.changing import read_with_changing
 from ...structure.model.running.execution import ModelCall
 from ...structure.model.search import Form
-from ...structure.model.validation import sites_without_data
+from ...structure.model.validation import explain_masked_data
 from ..front.files.saved_runs import fit_from_content
 from ..front.labels import Labels
 from ..front.many import Dataset
@@ -35,8 +35,9 @@ from .fitting.fit import RunOptions, check_skipped, fit
 from .fitting.many import Begun, begin_together, check_alike
 from .fitting.modes import explain_two_modes
 from .integrated_run import IntegratedRun
-from .integration.exploration import LARGEST_LATTICE, Integrate, Integration, NoDesign
+from .integration.exploration import LARGEST_LATTICE, Integrate, Integration
 from .integration.simplified_laplace import gaussian_marginals
+from .integration.surroundings import NoDesign
 from .programs import Programs, compiled_programs
 from .run import GaussianRun
 
@@ -223,12 +224,7 @@ class Engine(GaussianAnswers):
     def _explain(self, reading: LatentGaussianReading, found: Fit, algorithm: Algorithm) -> list[str]:
         """Explain the end of a fit by the factors of the model."""
         messages = [] if algorithm.sees_all_modes else explain_two_modes(reading, found.hyper)
-        if masked := sites_without_data(reading.sites):
-            messages.append(
-                f"Every observation of {' and '.join(map(repr, masked))} is masked, so that the posterior is the "
-                "prior. Masks are true where data is in use."
-            )
-        return messages
+        return messages + explain_masked_data(reading.sites)
 
     def _keep(self, run: FinishedRun, labels: Labels | None = None) -> None:
         self._last_state = run.fit.last_state

@@ -22,12 +22,13 @@ from ..front.results import Diagnostics, HyperEstimate, LogEvidence
 from ..front.run import hyper_estimates
 from .answers.prediction import by_site
 from .fitting.forms import compiled_form
-from .integration.exploration import MANY_ROWS, Exploration, Integration, Surroundings, explore
+from .integration.exploration import MANY_ROWS, Exploration, Integration, explore
 from .integration.matched_weights import features_of, matched_weights
 from .integration.mixture_marginals import MarginalMixture
 from .integration.mixture_posteriors import HyperPosterior, MixturePosterior
 from .integration.scatter import Scatter, scatter, systematic
 from .integration.simplified_laplace import simplified_laplace_marginals
+from .integration.surroundings import Surroundings
 from .run import GaussianRun, Point
 
 __all__ = ["IntegratedRun", "unstacked"]

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .search import SearchState, difference_step
+from .digits import difference_step
+from .search import SearchState
 
 __all__ = ["Curvature", "curvature", "hessian", "hessian_error"]
 

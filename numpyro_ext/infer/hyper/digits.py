@@ -7,8 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
-__all__ = ["field_tolerance", "is_far_from_end", "noise_of_field"]
+__all__ = ["difference_step", "field_tolerance", "is_far_from_end", "noise_of_field"]
 
 _FAR = 1000.0
 """Derivatives above which a search is far from its end, in what it asks of them."""
@@ -42,6 +43,16 @@ def field_tolerance(state: Any, field_tol: Any, tol: float, max_iterations: int 
     of_probes = jnp.maximum(field_tol, min(_OF_PROBES / num_rows, _LARGEST_OF_PROBES) * tol)
     near = jnp.where(state.is_searching, field_tol, of_probes)
     return jnp.where(is_far_from_end(state, tol, max_iterations), few, near)
+
+
+def difference_step(dtype: DTypeLike, tol: float) -> float:
+    """The step of the curvature's differences: balances the error of the central difference against that of gradients,
+    which are known to a small part of what the search asks of them.
+
+    :param dtype: of the coordinates.
+    :param float tol: as given to :func:`~.search.search`.
+    """
+    return float(max(1e-2 * tol, float(jnp.finfo(dtype).eps) ** 0.5) ** (1.0 / 3.0))
 
 
 def is_far_from_end(state: Any, tol: float, max_iterations: int | Array) -> Array:

@@ -28,14 +28,13 @@ import optax
 from jax import Array
 from jax.typing import DTypeLike
 
-from .digits import field_tolerance, is_far_from_end, noise_of_field
+from .digits import difference_step, field_tolerance, is_far_from_end, noise_of_field
 from .evaluation import Evaluation
 from .metric import in_metric
 
 __all__ = [
     "EVALUATIONS_PER_CHUNK",
     "SearchState",
-    "difference_step",
     "init_search",
     "is_finished",
     "maximise",
@@ -263,16 +262,6 @@ def _top_of_cubic(gain: Array, slope: Array, new_slope: Array, step_size: Array)
     # of the two forms of the root the one without a difference of like numbers
     share = slope / (slope + bend + root)
     return jnp.where(square >= 0.0, share * step_size, jnp.nan)
-
-
-def difference_step(dtype: DTypeLike, tol: float) -> float:
-    """The step of the curvature's differences: balances the error of the central difference against that of gradients,
-    which are known to a small part of what the search asks of them.
-
-    :param dtype: of the coordinates.
-    :param float tol: as given to :func:`search`.
-    """
-    return float(max(1e-2 * tol, float(jnp.finfo(dtype).eps) ** 0.5) ** (1.0 / 3.0))
 
 
 def is_finished(state: SearchState) -> Array:

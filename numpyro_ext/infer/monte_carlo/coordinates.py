@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to, transforms
 
-__all__ = ["Coordinates", "coordinates"]
+from ...structure import ModelStructureError
+from ...structure.model.running.inspection import SiteInfo
+
+__all__ = ["Coordinates", "check_sites", "coordinates"]
 
 _LOCATION_SCALE = (dist.Normal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel)
 _SCALE = (dist.HalfNormal, dist.HalfCauchy)
@@ -55,3 +59,48 @@ def coordinates(fn: dist.Distribution, *, is_step: bool = False) -> Coordinates:
         standard = dist.TransformedDistribution(type(base)(1.0), transforms.ExpTransform().inv)
         return Coordinates(transforms.ComposeTransform([transforms.ExpTransform(), scaled]), standard)
     return Coordinates(biject_to(fn.support), None)
+
+
+def check_sites(sites: Mapping[str, SiteInfo], latent: Mapping[str, SiteInfo], given: Mapping[str, object]) -> None:
+    """Refuse models whose sites have no coordinates in which particles could move.
+
+    :param sites: all of the model.
+    :param latent: those to be sampled.
+    :param given: values by name.
+    :raises ModelStructureError: which site, and what to do.
+    """
+
+    def refuse(name: str, why: str) -> ModelStructureError:
+        return ModelStructureError(f"site '{name}' {why}", site=name)
+
+    for name in given:
+        if name not in sites:
+            raise ModelStructureError(f"hyper_values names {name!r}; the sites of the model are {', '.join(sites)}.")
+    for name, site in sites.items():
+        if site.kind == "param" and name not in given:
+            raise refuse(
+                name,
+                "is a param statement, which has no prior: sample it from one, or give its value, "
+                f"SMC(model, hyper_values={{{name!r}: ...}}).",
+            )
+    for name, site in latent.items():
+        if site.is_discrete:
+            raise refuse(
+                name,
+                f"is discrete ({site.family}), and particles move in continuous space: sum it out in the model "
+                "(Mixture distributions, the forward algorithm in a scan), or use MixedHMC or DiscreteHMCGibbs.",
+            )
+        if site.family == "ImproperUniform" or site.is_masked:
+            what = "is masked and so has no prior density" if site.is_masked else "has a flat prior"
+            raise refuse(
+                name,
+                f"{what}: there is nothing to draw from, and no evidence. Give it a proper prior, if a wide one; "
+                "NUTS takes flat ones.",
+            )
+    if not latent:
+        raise ModelStructureError("the model has no latent site that is not given: there is nothing to sample.")
+    if not any(site.kind == "observed" for site in sites.values()):
+        raise ModelStructureError(
+            "the model has no observed site on these arguments: give the data. Draws from the prior are "
+            "numpyro.infer.Predictive(model, num_samples=...)."
+        )

@@ -16,12 +16,12 @@ from numpyro import handlers
 
 from ...structure import ModelStructureError
 from ...structure.model.running.execution import ModelCall, check_key
-from ...structure.model.running.inspection import SiteInfo, inspect_sites
+from ...structure.model.running.inspection import inspect_sites
 from ...structure.model.running.plain_sites import PlainSites
 from ...structure.program.captured import array_key
 from ...structure.program.program import make_program
 from ..front.running.progress import warn
-from .coordinates import Coordinates, coordinates
+from .coordinates import Coordinates, check_sites, coordinates
 
 __all__ = ["Densities", "Joint", "Target"]
 
@@ -81,7 +81,7 @@ class Target:
         missing = {n: n.removesuffix(_UNOBSERVED) + _OBSERVED for n in sites if n.endswith(_UNOBSERVED)}
         self.left_out = tuple(name for name, partner in missing.items() if partner in sites)
         latent = {n: s for n, s in sites.items() if s.kind == "latent" and n not in (*self._given, *self.left_out)}
-        _check(sites, latent, self._given)
+        check_sites(sites, latent, self._given)
         self.sites = latent
         self.dims = {name: site.dims for name, site in sites.items() if site.dims}
         self.real_sites = (*latent, *(n for n, s in sites.items() if s.kind == "deterministic"))
@@ -370,40 +370,3 @@ def _equal(one: Any, other: Any) -> bool:
         return one is other or bool(one == other)
     except (TypeError, ValueError):  # containers that compare element by element, as those of pandas
         return False
-
-
-def _check(sites: Mapping[str, SiteInfo], latent: Mapping[str, SiteInfo], given: Mapping[str, object]) -> None:
-    def refuse(name: str, why: str) -> ModelStructureError:
-        return ModelStructureError(f"site '{name}' {why}", site=name)
-
-    for name in given:
-        if name not in sites:
-            raise ModelStructureError(f"hyper_values names {name!r}; the sites of the model are {', '.join(sites)}.")
-    for name, site in sites.items():
-        if site.kind == "param" and name not in given:
-            raise refuse(
-                name,
-                "is a param statement, which has no prior: sample it from one, or give its value, "
-                f"SMC(model, hyper_values={{{name!r}: ...}}).",
-            )
-    for name, site in latent.items():
-        if site.is_discrete:
-            raise refuse(
-                name,
-                f"is discrete ({site.family}), and particles move in continuous space: sum it out in the model "
-                "(Mixture distributions, the forward algorithm in a scan), or use MixedHMC or DiscreteHMCGibbs.",
-            )
-        if site.family == "ImproperUniform" or site.is_masked:
-            what = "is masked and so has no prior density" if site.is_masked else "has a flat prior"
-            raise refuse(
-                name,
-                f"{what}: there is nothing to draw from, and no evidence. Give it a proper prior, if a wide one; "
-                "NUTS takes flat ones.",
-            )
-    if not latent:
-        raise ModelStructureError("the model has no latent site that is not given: there is nothing to sample.")
-    if not any(site.kind == "observed" for site in sites.values()):
-        raise ModelStructureError(
-            "the model has no observed site on these arguments: give the data. Draws from the prior are "
-            "numpyro.infer.Predictive(model, num_samples=...)."
-        )

@@ -10,7 +10,7 @@ from numpyro.distributions import constraints
 from ..errors import ModelStructureError, Reason
 from .running.inspection import SiteInfo
 
-__all__ = ["can_be_scored", "check_data", "sites_without_data"]
+__all__ = ["can_be_scored", "check_data", "explain_masked_data"]
 
 
 def check_data(sites: Mapping[str, SiteInfo], check_values: bool = True) -> None:
@@ -30,12 +30,16 @@ def check_data(sites: Mapping[str, SiteInfo], check_values: bool = True) -> None
         _check_site(site, check_values)
 
 
-def sites_without_data(sites: Mapping[str, SiteInfo]) -> list[str]:
-    """Names of the observed sites, where a model has nothing else and masks leave nothing of them."""
+def explain_masked_data(sites: Mapping[str, SiteInfo]) -> list[str]:
+    """Message for a model of which masks leave no observation, if they do."""
     observed = [site for site in sites.values() if site.kind == "observed"]
-    if any(site.family == "Unit" or np.any(_mask(site)) for site in observed):
+    if not observed or any(site.family == "Unit" or np.any(_mask(site)) for site in observed):
         return []
-    return [site.name for site in observed]
+    names = " and ".join(repr(site.name) for site in observed)
+    return [
+        f"Every observation of {names} is masked, so that the posterior is the prior. Masks are true where data is in "
+        "use."
+    ]
 
 
 def can_be_scored(site: SiteInfo, shape: tuple[int, ...]) -> np.ndarray:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...hyper.curvature import hessian, hessian_error
-from ...hyper.search import SearchState, difference_step
+from ...hyper.digits import difference_step
+from ...hyper.search import SearchState
 
 __all__ = ["probed"]
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["FIT_COSTS", "FitCosts"]
+from ....compilation.quick_jit import holds_little
+from ....structure import LatentGaussian
+
+__all__ = ["FIT_COSTS", "FitCosts", "is_small"]
+
+_MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS, _FEW_FAMILIES = 500, 20_000, 4
+"""Sizes that fit in a tenth of a second; more rows where there are more families of factors than a few, as the
+compiler takes longer for the sites of each than they take to run."""
 
 
 class FitCosts(NamedTuple):
@@ -20,3 +27,9 @@ class FitCosts(NamedTuple):
 
 FIT_COSTS = FitCosts()
 """Thresholds of all engines."""
+
+
+def is_small(form: LatentGaussian) -> bool:
+    """True if fits of such a form take a tenth of a second, whatever the compiler makes of it."""
+    most = _MOST_SMALL_ROWS * max(1.0, len(form.potentials) / _FEW_FAMILIES)
+    return form.num_rows <= most and holds_little(form, _MOST_SMALL_NUMBERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,23 +13,22 @@ import numpy as np
 from jax import Array
 
 from ....compilation.collection import without_collection
-from ....compilation.quick_jit import holds_little, quick_jit
+from ....compilation.quick_jit import quick_jit
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 from ...hyper import search as hyper_search
+from ...hyper.digits import difference_step
 from ...hyper.evaluation import Evaluation, evaluation_fn
 from ...hyper.search import EVALUATIONS_PER_CHUNK, SearchState
 from ...hyper.space import UnconstrainedSpace
 from ...hyper.stacked import at_each
 from ...hyper.visits import Visits, search_and_visit
 from ..algorithms.algorithm import Algorithm
-from .costs import FIT_COSTS
+from .costs import FIT_COSTS, is_small
+from .point_fit import PointFit
 
-__all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms", "PointFit"]
+__all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms"]
 
-_MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS, _FEW_FAMILIES = 500, 20_000, 4
-"""Sizes that fit in a tenth of a second; more rows where there are more families of factors than a few, as the
-compiler takes longer for the sites of each than they take to run."""
 _LEAST_HYPER = 8
 """Hyperparameters from which probes by the model take longer than to compile others."""
 MOST_CURVED, _MOST_LOCAL = 50, 500
@@ -39,20 +38,6 @@ POINTS_PER_CALL = 9
 """Points of the hyperparameters, filled up, at which one call fits the field."""
 _LONGEST_TRACE = 500
 """Evaluations of a whole search whose objectives are kept; a search may make more."""
-
-
-class PointFit(NamedTuple):
-    """The fit of the field at one point of the hyperparameters."""
-
-    objective: Array
-    """Log evidence plus log prior density, as in the search."""
-    log_evidence: Array
-    state: Any
-    converged: Array
-    hyper: dict[str, Array]
-    """All hyperparameters, constrained."""
-    marginals: Any
-    """Marginals of the posterior there."""
 
 
 class FittingPrograms:
@@ -96,7 +81,7 @@ class FittingPrograms:
         self.evaluate = jax.jit(self._evaluate)
         # Of an evaluation, by shapes and dtypes of its point and of the state that it starts from.
         self._shapes: dict[Any, Evaluation] = {}
-        self.is_small = _is_small(reading.abstract_form)
+        self.is_small = is_small(reading.abstract_form)
         self._compile = compile_ = partial(quick_jit, is_small=self.is_small)
         self.constrained = compile_(jax.vmap(space.unpack, (0, None)))
         self.solve = compile_(self._solve, static_argnames="num_steps")
@@ -189,7 +174,7 @@ class FittingPrograms:
         tol = max(self.tol, 1e-2 * self._hyper_tol)
         evaluate = self._evaluation(data, fixed, lambda values: near(form_fn(values)), tol, solve)
         axes = np.eye(state.values.size, dtype=state.values.dtype)
-        steps = hyper_search.difference_step(axes.dtype, self._hyper_tol) * np.stack([axes, -axes], axis=1)
+        steps = difference_step(axes.dtype, self._hyper_tol) * np.stack([axes, -axes], axis=1)
         probes = jax.lax.map(
             lambda step: evaluate(state.values + step, state.best.state).gradient, steps.reshape(-1, len(axes))
         )
@@ -411,9 +396,3 @@ class FittingPrograms:
     def posterior(self, data: Any, hyper: dict[str, Array], state: Any) -> Any:
         """The posterior of the unknowns, for programs that ask it something."""
         return self._algorithm.posterior(self.form(hyper, data), state)
-
-
-def _is_small(form: LatentGaussian) -> bool:
-    """True if fits of such a form take a tenth of a second, whatever the compiler makes of it."""
-    most = _MOST_SMALL_ROWS * max(1.0, len(form.potentials) / _FEW_FAMILIES)
-    return form.num_rows <= most and holds_little(form, _MOST_SMALL_NUMBERS)

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from ...hyper.known_points import length_of, predicted, shares
-from ..fitting.fitting_programs import PointFit
-from .exploration import Exploration, Surroundings
+from ..fitting.point_fit import PointFit
+from .exploration import Exploration
+from .surroundings import Surroundings
 
 __all__ = ["interpolated"]
 

@@ -11,7 +11,7 @@ from numpyro.distributions import constraints
 from ...front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from ...hyper.adaptive import effective_share
 from ...hyper.space import UnconstrainedSpace
-from ..fitting.fitting_programs import PointFit
+from ..fitting.point_fit import PointFit
 
 __all__ = ["LARGEST_RISE", "bent_message", "judge_normal", "judge_points", "judge_ratios", "opposite_mode"]
 

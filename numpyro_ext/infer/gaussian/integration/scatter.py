@@ -8,9 +8,10 @@ import jax
 import numpy as np
 from scipy.special import ndtri
 
-from ..fitting.fitting_programs import PointFit
-from .exploration import FEW_DIGITS, Exploration, Surroundings, without_false_peaks
+from ..fitting.point_fit import PointFit
+from .exploration import FEW_DIGITS, Exploration, without_false_peaks
 from .interpolation import interpolated
+from .surroundings import Surroundings
 
 __all__ = ["Scatter", "scatter", "systematic"]
 

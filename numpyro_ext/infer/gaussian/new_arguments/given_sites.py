@@ -23,8 +23,8 @@ from ..algorithms.fit_info import FitInfo
 from ..algorithms.node_posterior import NodePosterior
 from ..algorithms.posterior import Covariance, GaussianPosterior
 from ..algorithms.quadrature import Quadrature
-from ..fitting.fitting_programs import PointFit
 from ..fitting.forms import compiled_form
+from ..fitting.point_fit import PointFit
 from ..integrated_run import IntegratedRun, unstacked
 from ..integration.exploration import Exploration
 from ..integration.scatter import Scatter

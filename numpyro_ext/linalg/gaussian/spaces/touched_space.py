@@ -27,14 +27,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
-from jax.scipy.linalg import solve_triangular
 
 from ...cholesky import safe_sqrt
 from ...frozen_pytree import frozen_pytree
-from ...short_axes import times_vector
 from ..block_diagonal import BlockDiagonal, quadratic_form
 from ..design import DenseDesign, Design, SparseRows
 from ..marginals import Marginals, NotSequential, cavity_ratio
+from ..pivoted_blocks import condition_blocks, gains_of_blocks
 from ..prior import PriorBlock
 from .one_block import OneBlock
 
@@ -174,7 +173,7 @@ class TouchedSpace(OneBlock):
             for start, end, (blocks, size) in zip(numbers, numbers[1:], touched.shapes, strict=False)
         ]
         shift = touched.split(touched.rows.rmatvec(site_shift))
-        found = [_condition(*parts) for parts in zip(self.covariance, precision, shift, strict=True)]
+        found = [condition_blocks(*parts) for parts in zip(self.covariance, precision, shift, strict=True)]
         coordinates = jnp.concatenate([solved.reshape(-1) for _, solved, _ in found])[None]
         return TouchedPosterior(
             self,
@@ -275,7 +274,7 @@ class TouchedPosterior(NotSequential):
         missed = space.touched.split(rows.rmatvec(self.site_shift + noise - self.site_precision * seen))
         coordinates = jnp.concatenate(
             [
-                (part - jnp.einsum("bij,bjk,...bk->...bi", _gain(prior, precision), prior, part)).reshape(
+                (part - jnp.einsum("bij,bjk,...bk->...bi", gains_of_blocks(prior, precision), prior, part)).reshape(
                     num_samples, -1
                 )
                 for prior, precision, part in zip(space.covariance, self.precision, missed, strict=True)
@@ -286,7 +285,7 @@ class TouchedPosterior(NotSequential):
 
     def _gains(self) -> list[Array]:
         """:math:`G` of each block, bucket by bucket."""
-        return [_gain(*parts) for parts in zip(self.space.covariance, self.precision, strict=True)]
+        return [gains_of_blocks(*parts) for parts in zip(self.space.covariance, self.precision, strict=True)]
 
     def _removed(self, matrix: Array, product: Callable[[Array, Array], Array]) -> Array:
         """Part of the prior moments of the rows of a dense matrix that the sites remove."""
@@ -335,77 +334,6 @@ class TouchedPosterior(NotSequential):
 def _touched(seen: Array, places: Array, values: Array) -> Array:
     """Quantities of a block, ``(..., quantities)``, from what is seen of its unknowns, ``(..., n)``."""
     return jnp.sum(seen.at[..., places].get(mode="clip") * values, axis=-1)
-
-
-# Derivatives of the three functions below are written out: those of a factorisation with pivots are long programs.
-
-
-@jax.custom_jvp
-def _condition(covariance: Array, precision: Array, shift: Array) -> tuple[Array, Array, Array]:
-    """For each block half the log determinant of ``I + L C``, ``a``, and the posterior covariance."""
-
-    def one(block: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        prior, precision, shift = block
-        factor, _, order = lax.linalg.lu(_one_plus(precision, prior))
-        # (I + C L) x = C by the transposed factors
-        white = solve_triangular(factor, prior, trans="T")
-        white = solve_triangular(factor, white, trans="T", lower=True, unit_diagonal=True)
-        posterior = jnp.zeros_like(prior).at[order].set(white)
-        half_log = 0.5 * jnp.sum(jnp.log(jnp.abs(jnp.diagonal(factor))))
-        return half_log, _solve(factor, order, shift), 0.5 * (posterior + posterior.T)
-
-    found: tuple[Array, Array, Array] = lax.map(one, (covariance, precision, shift))
-    return found
-
-
-@_condition.defjvp
-def _move(
-    primals: tuple[Array, ...], tangents: tuple[Array, ...]
-) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    covariance, precision, _ = primals
-    d_covariance, d_precision, d_shift = tangents
-    found = _condition(*primals)
-    _, solved, posterior = found
-    gain = _gain(covariance, precision)
-    half_log = 0.5 * jnp.sum(posterior * d_precision + gain * d_covariance, (-2, -1))
-    moved = d_shift - times_vector(d_precision, times_vector(covariance, solved))
-    # (I + L C)^-1 = I - G C, of which the matrix is made for the covariance alone, which not all derivatives have
-    d_solved = moved - times_vector(gain, times_vector(covariance, moved) + times_vector(d_covariance, solved))
-    inverse = jnp.eye(gain.shape[-1], dtype=gain.dtype) - gain @ covariance
-    d_posterior = inverse.mT @ d_covariance @ inverse - posterior @ d_precision @ posterior
-    return found, (half_log, d_solved, d_posterior)
-
-
-@jax.custom_jvp
-def _gain(covariance: Array, precision: Array) -> Array:
-    """``(I + L C)^-1 L`` of each block."""
-
-    def one(block: tuple[Array, Array]) -> Array:
-        prior, precision = block
-        factor, _, order = lax.linalg.lu(_one_plus(precision, prior))
-        gain = _solve(factor, order, precision)
-        return 0.5 * (gain + gain.T)
-
-    found: Array = lax.map(one, (covariance, precision))
-    return found
-
-
-@_gain.defjvp
-def _move_gain(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    covariance, precision = primals
-    d_covariance, d_precision = tangents
-    gain = _gain(covariance, precision)
-    inverse = jnp.eye(gain.shape[-1], dtype=gain.dtype) - gain @ covariance
-    return gain, inverse @ d_precision @ inverse.mT - gain @ d_covariance @ gain
-
-
-def _one_plus(precision: Array, prior: Array) -> Array:
-    return jnp.eye(len(prior), dtype=prior.dtype) + precision @ prior
-
-
-def _solve(factor: Array, order: Array, x: Array) -> Array:
-    white = solve_triangular(factor, x[order], lower=True, unit_diagonal=True)
-    return solve_triangular(factor, white)
 
 
 def _one_by_one(function: Callable[..., Array], *parts: Array) -> Array:
