@@ -250,7 +250,7 @@ def _real_leaves(tree: object) -> tuple[list[Array], Callable[[list[Array]], Any
     leaves, structure = jax.tree.flatten(tree)
     which = [k for k, leaf in enumerate(leaves) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)]
 
-    def restore(real: list[Array]) -> Any:
+    def restore(real: list[Array]) -> object:
         values = dict(zip(which, real, strict=True))
         return jax.tree.unflatten(structure, [values.get(k, leaf) for k, leaf in enumerate(leaves)])
 

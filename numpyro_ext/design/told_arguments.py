@@ -74,7 +74,7 @@ def with_told(
     return told
 
 
-def _like(old: Any, new: np.ndarray) -> Any:
+def _like(old: Any, new: np.ndarray) -> object:
     if not is_pandas(old):
         return new
     labels = {axis: getattr(old, axis) for axis in ("index", "columns") if hasattr(old, axis)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from numpyro.infer import Predictive
 
 from ..optional import optional
 from ..structure.model.running.execution import ModelCall, check_key
+from ..structure.model.running.messages import Message
 from ..structure.model.running.pandas_arguments import run_or_with_arrays
 from .front.engine import BaseEngine
 from .front.many import Dataset, collect_fits
@@ -212,16 +213,16 @@ def calibrate(
     return Calibration(stacked, engine.num_samples, np.array(converged), fits.errors)
 
 
-def _is_improper(site: dict[str, Any]) -> bool:
+def _is_improper(site: Mapping[str, object]) -> bool:
     return isinstance(getattr(site["fn"], "base_dist", site["fn"]), dist.ImproperUniform)
 
 
-def _in_place_of_improper(site: dict[str, Any]) -> Array | None:
+def _in_place_of_improper(site: Message) -> Array | None:
     """A value with which the model can be traced, so that the site is refused by name."""
     return jnp.zeros(site["fn"].shape()) if site["type"] == "sample" and _is_improper(site) else None
 
 
-def _check_prior(name: str, site: dict[str, Any]) -> None:
+def _check_prior(name: str, site: Mapping[str, object]) -> None:
     if site["type"] == "param":
         found = "is a param site without a prior: give its value in hyper_values, or a prior"
     elif site["is_observed"]:

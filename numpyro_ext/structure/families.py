@@ -165,7 +165,7 @@ def parameter_of(distribution: Any, name: str) -> Any:
     return jnp.log(distribution.gate) if name == "log_gate" else jnp.log1p(-distribution.gate)
 
 
-def _without_gate(distribution: Any) -> Any:
+def _without_gate(distribution: Any) -> object:
     base = distribution.base_dist
     return base.base_dist if isinstance(base, dist.ExpandedDistribution) else base
 

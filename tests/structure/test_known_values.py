@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from numpyro_ext.structure.program.equations import apply_equation, apply_to_known
 from numpyro_ext.structure.program.known_values import known_result
-from numpyro_ext.structure.program.program import apply_equation, apply_to_known, make_program
+from numpyro_ext.structure.program.program import make_program
 
 INDEX = np.array([3, -1, 0, 2, -4, 9, -9], np.int32)
 TABLE = np.arange(12, dtype=np.int32).reshape(4, 3)

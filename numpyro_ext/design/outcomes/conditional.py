@@ -116,7 +116,7 @@ class Conditioned(Engine):
         return total[kept] / total.sum(), {name: self._drawn[name][first[kept]] for name in names}
 
     def _start(
-        self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, Any], init_state: EngineState | None
+        self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object], init_state: EngineState | None
     ) -> GaussianRun:
         try:
             reading = self._read(rng_key, args, kwargs)

@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
 
+from ...structure.model.running.messages import Message
 from ...structure.program.run_compiled import run_compiled
 
 __all__ = [
@@ -159,7 +160,7 @@ def _latent_shapes(model: Callable[..., object], call: Call) -> dict[str, tuple[
     return shapes
 
 
-def _instead(site: dict[str, Any]) -> Any:
+def _instead(site: Message) -> Any:
     """A value of a site from whose prior nothing can be drawn."""
     if site["type"] != "sample" or site["is_observed"]:
         return None

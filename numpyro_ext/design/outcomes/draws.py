@@ -215,7 +215,7 @@ class _Outcomes:
     ) -> None:
         self.latents, self.name = latents, name
 
-        def outcome(one: dict[str, Array]) -> Any:
+        def outcome(one: dict[str, Array]) -> object:
             return outcome_distribution(model, one, (args, kwargs), name)
 
         one = {site: value[0] for site, value in latents.items()}

@@ -96,7 +96,7 @@ def joint_covariance(posterior: GaussianPosterior, design: Array) -> Array:
 
 
 def rows_of_elements(
-    reading: LatentGaussianReading, hyper: Mapping[str, Any], data: Any, elements: Mapping[str, Any]
+    reading: LatentGaussianReading, hyper: Mapping[str, object], data: Sequence[object], elements: Mapping[str, object]
 ) -> Array:
     """Elements of affine sites as rows on the unknowns.
 

@@ -7,7 +7,7 @@ the pool would, and nothing is compiled for another one. All rows are looked at 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -278,7 +278,7 @@ def _programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: float, 
 
 
 def _make_programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: float, num_steps: int) -> _Programs:
-    def forms(data: Any, numbers: Array, hyper: Mapping[str, Array]) -> tuple[LatentGaussian, Array]:
+    def forms(data: Sequence[object], numbers: Array, hyper: Mapping[str, Array]) -> tuple[LatentGaussian, Array]:
         def at(point: tuple[Array, Mapping[str, Array]]) -> tuple[LatentGaussian, Array]:
             form = reading.form(point[1], data)
             # Asked once: fits of a few rows would take longer over a factorisation of all than over the rest.

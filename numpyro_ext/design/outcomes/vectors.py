@@ -44,7 +44,7 @@ def outlooks_on_vectors(
     run: BilinearRun,
     focus: Focus,
     args: tuple[object, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     rng_key: Array,
     *,
     by_points: bool = False,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -216,7 +216,7 @@ def _scores(
     function: Callable[[Outlook], Array],
     source: object,
     args: tuple[object, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     key: Array | None,
 ) -> dict[str, np.ndarray]:
     return {name: o.shaped(function(o)) for name, o in outlooks(source, args, kwargs, key).items()}

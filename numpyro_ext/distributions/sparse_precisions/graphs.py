@@ -249,7 +249,7 @@ def car(graph: GraphPrecision, alpha: ArrayLike) -> SparsePrecision:
     return with_values(precision, degrees + _column(alpha) * weights)
 
 
-def _column(value: Any) -> Any:
+def _column(value: Any) -> object:
     return np.asarray(value, float)[..., None] if is_concrete(value) else value[..., None]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...potentials import GaussianPotential, Potential
 from ...potentials.elementwise import ElementwisePotential
 from ...potentials.pairs import PairPotential
@@ -58,7 +56,7 @@ def _integrals(factor: Potential) -> str:
     return ""
 
 
-def _base(factor: Potential) -> Any:
+def _base(factor: Potential) -> object:
     return factor.base if isinstance(factor, VectorRows) else factor
 
 

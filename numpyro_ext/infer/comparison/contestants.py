@@ -80,7 +80,7 @@ class Contestant(ABC):
         return moments_of(self.draws())
 
 
-def moments_of(draws: Mapping[str, Any]) -> Moments:
+def moments_of(draws: Mapping[str, object]) -> Moments:
     """Moments of draws with the samples as first axis; sites that are not of real numbers are left out."""
     arrays = {name: np.asarray(value) for name, value in draws.items()}
     return {n: (a.mean(0), a.std(0)) for n, a in arrays.items() if np.issubdtype(a.dtype, np.floating)}

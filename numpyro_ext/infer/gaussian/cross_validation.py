@@ -18,6 +18,7 @@ from numpyro.primitives import Messenger
 from ...display import shown
 from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.model.running.execution import check_key
+from ...structure.model.running.messages import Message
 from ..front.running.progress import progress_bar, warn
 from .answers.leave_one_out import check_no_factor
 from .answers.prediction import are_coordinates_joint
@@ -209,12 +210,12 @@ class _Mask(Messenger):
         super().__init__(model)
         self.mask = mask
 
-    def process_message(self, msg: dict[str, Any]) -> None:
+    def process_message(self, msg: Message) -> None:
         if msg["type"] == "sample" and msg["is_observed"]:
             msg["fn"] = msg["fn"].mask(self.mask)
 
 
-def _with_mask(model: Callable[..., Any], mask_argument: str) -> Callable[..., Any]:
+def _with_mask(model: Callable[..., Any], mask_argument: str) -> Callable[..., object]:
     """The model with a mask of its observations as an argument, which it may have already."""
     try:
         signature = inspect.signature(model)
@@ -233,7 +234,7 @@ def _with_mask(model: Callable[..., Any], mask_argument: str) -> Callable[..., A
 
 
 def _read_folds(
-    read: Callable[..., LatentGaussianReading], kwargs: dict[str, Any], mask_argument: str, masks: list[np.ndarray]
+    read: Callable[..., LatentGaussianReading], kwargs: dict[str, object], mask_argument: str, masks: list[np.ndarray]
 ) -> list[LatentGaussianReading]:
     """Readings of all folds: one of any mask, on the data of each; one of each, if the model looks at its mask."""
     given = [{**kwargs, mask_argument: jnp.asarray(mask)} for mask in masks]

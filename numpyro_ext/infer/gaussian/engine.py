@@ -252,7 +252,7 @@ class Engine(GaussianAnswers):
         return Integration(self.integrate, progress_bar=self.progress_bar, most_points=self._costs.most_points)
 
     @property
-    def _marginals_fn(self) -> Callable[..., Any]:
+    def _marginals_fn(self) -> Callable[..., object]:
         """Function that makes the components of mixtures over hyperparameters."""
         return gaussian_marginals
 

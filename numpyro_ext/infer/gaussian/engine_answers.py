@@ -69,7 +69,7 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         return log_predictive(run, partial(self._read_as_fitted, run), args, kwargs)
 
     def _read_as_fitted(
-        self, run: GaussianRun, args: tuple[object, ...], kwargs: dict[str, Any], **options: object
+        self, run: GaussianRun, args: tuple[object, ...], kwargs: dict[str, object], **options: object
     ) -> Any:
         """The model on other arguments, with all sites of the fitted field in its field.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -106,7 +106,7 @@ class EngineProgram:
         found: ProgramState = self._functions.fit(*self._inputs(arrays), state)
         return found
 
-    def learn(self, arrays: Mapping[str, Any], state: ProgramState) -> ProgramState:
+    def learn(self, arrays: Mapping[str, object], state: ProgramState) -> ProgramState:
         """Learn the hyperparameters, from those of ``state``, and fit the field; it has no derivative.
 
         The engine's own search, to a point at which its objective has no slope; whether that is a maximum is judged by
@@ -231,7 +231,7 @@ class _Functions:
         new = self._algorithm.update(form, precision, shift)
         return jnp.where(observed, new[0], 0.0), jnp.where(observed, new[1], 0.0)
 
-    def _learn(self, data: Any, fixed: Any, state: ProgramState) -> ProgramState:
+    def _learn(self, data: Sequence[object], fixed: Any, state: ProgramState) -> ProgramState:
         programs = self._programs
         start = jax.tree.map(jnp.asarray, programs.init_search(data, fixed, state.hyper, state.algorithm))
         # Nothing here would go on from where a search ends with few digits of the field.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Unpack
+from typing import ClassVar, Literal, Unpack
 
 from ...potentials.vector_rows import VectorRows
 from ...structure import LatentGaussianReading, ModelStructureError
@@ -129,5 +129,5 @@ class INLA(LaplaceApproximation):
         )
 
     @property
-    def _marginals_fn(self) -> Callable[..., Any]:
+    def _marginals_fn(self) -> Callable[..., object]:
         return gaussian_marginals if self.marginal == "gaussian" else simplified_laplace_marginals

@@ -3,7 +3,7 @@ of Garnett, Osborne and Hennig (2014), as Houlsby (2014, section 3.2) has it, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
@@ -263,7 +263,7 @@ def _slopes(reading: LatentGaussianReading, space: UnconstrainedSpace, exact: Al
         form = reading.form(space.unpack(values, fixed), data)
         return *exact.posterior(form, exact.init(form)).predictor_moments(), _noise(form)
 
-    def with_slopes(data: object, fixed: dict[str, Array], values: Array) -> Any:
+    def with_slopes(data: object, fixed: dict[str, Array], values: Array) -> object:
         moments, push = jax.linearize(lambda v: at(data, fixed, v), values)
         # One after the other: each has the size of the prior's covariance on its way.
         return moments, jax.lax.map(push, jnp.eye(values.size, dtype=values.dtype))
@@ -271,11 +271,11 @@ def _slopes(reading: LatentGaussianReading, space: UnconstrainedSpace, exact: Al
     return quick_jit(with_slopes)
 
 
-def _hessian(run: GaussianRun, exact: Algorithm) -> Callable[..., Any]:
+def _hessian(run: GaussianRun, exact: Algorithm) -> Callable[..., object]:
     """A program for the second derivatives of the objective by the hyperparameters."""
     reading, space, programs = run.reading.skeleton(), run.space.skeleton(), run.programs
 
-    def hessian(data: Any, fixed: dict[str, Array], values: Array) -> Array:
+    def hessian(data: Sequence[object], fixed: dict[str, Array], values: Array) -> Array:
         def objective(values: Array) -> Array:
             form = reading.form(space.unpack(values, fixed), data)
             return exact.log_evidence(form, ()) + programs.log_prior(data, fixed, values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -76,12 +76,16 @@ class Programs(FittingPrograms):
         self.weight_inputs = compile_(self._weight_inputs)
         self.fold_predictive = compile_(self._fold_predictives, static_argnames="batch_size")
 
-    def _moments(self, data: Any, hyper: dict[str, Array], state: Any) -> dict[str, tuple[Array, Array]]:
+    def _moments(
+        self, data: Sequence[object] | None, hyper: dict[str, Array], state: Any
+    ) -> dict[str, tuple[Array, Array]]:
         found: dict[str, tuple[Array, Array]]
         found = self.posterior(data, hyper, state).moments(self._reading.maps(hyper, data))
         return found
 
-    def _marginals(self, data: Any, hyper: dict[str, Array], state: Any, *, marginals_fn: Callable[..., Any]) -> Any:
+    def _marginals(
+        self, data: Sequence[object], hyper: dict[str, Array], state: Any, *, marginals_fn: Callable[..., Any]
+    ) -> Any:
         return marginals_fn(self.posterior(data, hyper, state), self._reading.maps(hyper, data))
 
     def _rows(self, data: object, hyper: dict[str, Array], state: object) -> tuple[Any, Array, Array, Array]:
@@ -91,26 +95,26 @@ class Programs(FittingPrograms):
         points = mean + jnp.sqrt(jnp.maximum(variance, 0.0)) * jnp.array([[-1.0], [0.0], [1.0]])
         return posterior, mean, variance, jax.vmap(form.log_factors)(points)
 
-    def _covariance(self, data: Any, hyper: dict[str, Array], state: Any, *, name: str) -> Array:
+    def _covariance(self, data: Sequence[object] | None, hyper: dict[str, Array], state: Any, *, name: str) -> Array:
         covariance: Array = self.posterior(data, hyper, state).covariance(self._reading.maps(hyper, data)[name])
         return covariance
 
     def _chosen_marginals(
         self,
-        data: Any,
+        data: Sequence[object],
         hyper: dict[str, Array],
         state: Any,
         indices: ChosenIndices,
         *,
         chosen: ChosenRows,
         marginals_fn: Callable[..., Any],
-    ) -> Any:
+    ) -> object:
         """The marginals of chosen elements of a large site."""
         affine_map = self._reading.chosen_map(chosen, indices, hyper, data)
         return marginals_fn(self.posterior(data, hyper, state), {"chosen": affine_map})["chosen"]
 
     def _chosen_covariance(
-        self, data: Any, hyper: dict[str, Array], state: Any, indices: ChosenIndices, *, chosen: ChosenRows
+        self, data: Sequence[object], hyper: dict[str, Array], state: Any, indices: ChosenIndices, *, chosen: ChosenRows
     ) -> Array:
         affine_map, posterior = (
             self._reading.chosen_map(chosen, indices, hyper, data),
@@ -120,7 +124,14 @@ class Programs(FittingPrograms):
         return found
 
     def _draw_site(
-        self, data: Any, hyper: dict[str, Array], state: Any, rng_key: Array, *, name: str, num_samples: int
+        self,
+        data: Sequence[object] | None,
+        hyper: dict[str, Array],
+        state: Any,
+        rng_key: Array,
+        *,
+        name: str,
+        num_samples: int,
     ) -> Array:
         design, offset = self._reading.maps(hyper, data)[name]
         form, posterior = self.form(hyper, data), self.posterior(data, hyper, state)
@@ -129,7 +140,7 @@ class Programs(FittingPrograms):
 
     def _draws(
         self,
-        data: Any,
+        data: Sequence[object],
         hyper: dict[str, Array],
         state: object,
         rng_key: Array,
@@ -182,7 +193,7 @@ class Programs(FittingPrograms):
 
     def _draws_over(
         self,
-        data: Any,
+        data: Sequence[object],
         hypers: dict[str, Array],
         states: Any,
         rng_keys: Array,
@@ -205,7 +216,7 @@ class Programs(FittingPrograms):
         return found
 
     def _stacked_moments(
-        self, data: Any, hyper: dict[str, Array], state: Any, *, names: tuple[str, ...]
+        self, data: Sequence[object] | None, hyper: dict[str, Array], state: Any, *, names: tuple[str, ...]
     ) -> tuple[Array, Array]:
         """Joint mean of the named sites, flattened one after the other, and a factor ``F`` of their covariance
         ``F F^T``, of shape ``(total size, num_columns)``."""

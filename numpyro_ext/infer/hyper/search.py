@@ -103,7 +103,7 @@ def _lbfgs(size: int) -> optax.GradientTransformation:
 
 
 @functools.cache
-def _blank_memory(size: int, dtype: DTypeLike) -> Any:
+def _blank_memory(size: int, dtype: DTypeLike) -> object:
     shapes = jax.eval_shape(_lbfgs(size).init, jax.ShapeDtypeStruct((size,), dtype))
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
 

@@ -174,7 +174,7 @@ def read_changing(
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
     names: str | Sequence[str] | None,
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
 ) -> tuple[Target, dict[str, Any], list[int]]:
     """The target of a model, the arguments that change by name, and their places among its data.
 

@@ -131,12 +131,12 @@ class Target:
             return False
         return True
 
-    def _find_fingerprint(self) -> tuple[Any, ...]:
+    def _find_fingerprint(self) -> tuple[object, ...]:
         """Fingerprint of the model's computation now; globals that it reads may be others when it runs again."""
         at_fixed_key = copy.copy(self)
         at_fixed_key._key = jax.random.key(0)
 
-        def everything(vector: Array, data: list[Array]) -> Any:
+        def everything(vector: Array, data: list[Array]) -> object:
             return at_fixed_key.densities(vector, data), at_fixed_key.constrained(vector, data)
 
         vector = jax.ShapeDtypeStruct((self.size,), self.dtype)
@@ -329,7 +329,7 @@ class Target:
     def _coordinates(self, site: Mapping[str, object]) -> Coordinates:
         return coordinates(site["fn"], is_step=site["name"] in self._steps)
 
-    def _constrained(self, values: Mapping[str, Array], site: Mapping[str, Any]) -> Any:
+    def _constrained(self, values: Mapping[str, Array], site: Mapping[str, Any]) -> object:
         if site["type"] != "sample" or site["is_observed"] or site["name"] not in values:
             return None
         return self._coordinates(site).transform(values[site["name"]])

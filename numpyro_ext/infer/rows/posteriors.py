@@ -94,7 +94,7 @@ class LatentGaussianRows(NamedTuple):
     def take(self, chosen: Array) -> LatentGaussianRows:
         """Some of the rows, by their numbers, in the order of these."""
 
-        def of_rows(leaf: Any) -> Any:
+        def of_rows(leaf: Any) -> object:
             return leaf[chosen] if jnp.ndim(leaf) >= 2 and leaf.shape[0] == self.num_rows else leaf
 
         potentials = jax.tree.map(of_rows, self.potentials)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -53,11 +54,11 @@ class MeanFieldPrograms(SparsePrograms):
         shapes: core.State = jax.eval_shape(self._init_state, data, hyper, workspace, None)
         return shapes
 
-    def _make_workspace(self, data: Any, hyper: dict[str, Array], rng_key: Array) -> core.Workspace:
+    def _make_workspace(self, data: Sequence[object], hyper: dict[str, Array], rng_key: Array) -> core.Workspace:
         return core.make_workspace(self._reading.form(hyper, data), rng_key, self.options)
 
     def _init_state(
-        self, data: Any, hyper: dict[str, Array], workspace: core.Workspace, coefficients: Array | None
+        self, data: Sequence[object], hyper: dict[str, Array], workspace: core.Workspace, coefficients: Array | None
     ) -> core.State:
         return core.init(self._reading.form(hyper, data), workspace, self.options, coefficients)
 
@@ -103,7 +104,7 @@ class MeanFieldPrograms(SparsePrograms):
         return values, state, StepInfo(info, log_evidence, reading.log_prior(hyper, data), moved)
 
     def _learn(
-        self, data: Any, fixed: dict[str, Array], values: Array, moved: Array, state: core.State
+        self, data: Sequence[object], fixed: dict[str, Array], values: Array, moved: Array, state: core.State
     ) -> tuple[Array, Array]:
         """The maximum of the expected log joint density plus log prior, by L-BFGS.
 

@@ -153,7 +153,7 @@ def _promoted(*arrays: Array) -> tuple[Array, ...]:
 
 
 def _callback(pattern: SparsePattern, function: Callable[..., object], result: object, *args: Array) -> Any:
-    def on_host(*args: object) -> Any:
+    def on_host(*args: object) -> object:
         arrays = [np.asarray(a) for a in args]
         with np.errstate(all="ignore"):  # what is not finite comes back as nan
             outputs = function(pattern, *arrays)

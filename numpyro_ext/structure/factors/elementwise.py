@@ -13,8 +13,9 @@ from jax import Array
 from ..conflict import Conflict
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees, affine_cuts
+from ..program.equations import Atom, Constant
 from ..program.patterns import Pattern, ids_of
-from ..program.program import Atom, Constant, Program
+from ..program.program import Program
 from ..program.sums import Term
 from .pairs import Pairs, Ranges, patterns_from
 

@@ -9,8 +9,9 @@ import numpy as np
 from ..conflict import Conflict
 from ..program.degrees import Degree, Degrees, affine_cuts
 from ..program.dependence import dependence
+from ..program.equations import Atom
 from ..program.patterns import Pattern, as_array, deduplicate
-from ..program.program import Atom, Program
+from ..program.program import Program
 
 __all__ = ["Pairs", "Ranges", "find_pairs", "patterns_from"]
 

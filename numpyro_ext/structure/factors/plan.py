@@ -17,7 +17,8 @@ from ..conflict import Conflict
 from ..families import Built
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees
-from ..program.program import Constant, Program
+from ..program.equations import Constant
+from ..program.program import Program
 from ..program.run_compiled import run_compiled
 from ..program.sums import Term, sum_terms
 from .elementwise import ElementwiseFactor

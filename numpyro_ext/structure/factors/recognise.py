@@ -24,8 +24,9 @@ from ..families import IDENTITY, Built, Family, Link, Observations
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees, affine_cuts
 from ..program.dependence import dependence
+from ..program.equations import Atom, apply_to_known
 from ..program.patterns import Pattern
-from ..program.program import Atom, Program, apply_to_known
+from ..program.program import Program
 
 __all__ = ["Recognised", "recognise"]
 
@@ -190,7 +191,7 @@ def _responses(
     bare = copy.copy(program)
     bare.release()
 
-    def respond(point: ArrayLike, env: Env) -> Any:
+    def respond(point: ArrayLike, env: Env) -> object:
         value = jnp.broadcast_to(point, bare.shape(predictor))
         return bare.evaluate([leaf], {**env, predictor: value})[0]
 

@@ -27,7 +27,7 @@ class ReadingOfRows(LatentGaussianReading):
         self.data = (*reading.data[:-1], in_use, reading.data[-1])
         self.structure_key = (reading.structure_key, "rows in use")
 
-    def form(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> LatentGaussian:
+    def form(self, hyper: Mapping[str, object], data: Sequence[Any] | None = None) -> LatentGaussian:
         """The form at given hyperparameters; see :class:`LatentGaussianReading`."""
         form = super().form(hyper, data)
         in_use = (self.data if data is None else data)[-2]

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from ..errors import ModelStructureError
-from ..program.program import Atom, Equation, Program
+from ..program.equations import Atom, Equation
+from ..program.program import Program
 
 __all__ = ["check_indices"]
 

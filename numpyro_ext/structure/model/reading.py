@@ -17,7 +17,7 @@ from ...linalg.gaussian.prior import CovariancePrior, LowRankPrior, PrecisionPri
 from ..conflict import Conflict, names_of
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
-from ..program.program import Atom, Constant
+from ..program.equations import Atom, Constant
 from .priors import colour
 from .self_comparisons import SelfComparisons, self_differences
 from .traced_model import TracedModel

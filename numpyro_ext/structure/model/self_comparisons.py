@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..program.dependence import moved
-from ..program.program import Atom, Equation, Program
+from ..program.equations import Atom, Equation
+from ..program.program import Program
 
 __all__ = ["SelfComparisons", "self_differences"]
 

@@ -16,7 +16,8 @@ from ...display import Shown
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..program.captured import array_key
-from ..program.program import Atom, Constant, Program
+from ..program.equations import Atom, Constant
+from ..program.program import Program
 from .hyper_site import HyperSite
 from .index_check import check_indices
 from .running.changing import check_supports, needs_value, other_values
@@ -213,7 +214,7 @@ class TracedModel(Shown):
         atoms, structure = jax.tree.flatten(tree)
         return jax.tree.unflatten(structure, self._program.evaluate(atoms, env))
 
-    def _model_key(self, arrays: Iterable[object], *, as_written: bool = False) -> tuple[Any, ...]:
+    def _model_key(self, arrays: Iterable[object], *, as_written: bool = False) -> tuple[object, ...]:
         """Equal for readings whose program, field, hyperparameters, classes of priors and families are the same.
 
         :param arrays: what was looked up in the data; ``None`` in the place of what there is not.

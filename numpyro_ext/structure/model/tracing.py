@@ -29,6 +29,7 @@ from .priors import (
     unwrap,
 )
 from .running.execution import ModelCall
+from .running.messages import Message
 from .running.plain_sites import PlainSites, is_scan
 from .running.recording import RecordedSite, Sites
 
@@ -78,7 +79,7 @@ class _Innovations(Messenger):
         self.given = given
         super().__init__(fn)
 
-    def process_message(self, msg: dict[str, Any]) -> None:
+    def process_message(self, msg: dict[str, object]) -> None:
         name = str(msg.get("name"))
         if is_scan(msg):
             self._enter_scan(msg)
@@ -91,7 +92,7 @@ class _Innovations(Messenger):
         elif msg["type"] in ("sample", "param") and not msg.get("is_observed") and name in self.given:
             msg["value"] = self.given[name]
 
-    def _enter_scan(self, msg: dict[str, Any]) -> None:
+    def _enter_scan(self, msg: Message) -> None:
         """Hand what is given for all steps to the steps, one slice to each, since the body hides its sites."""
         function, start, slices, length, reverse = msg["args"]
         length = len(jax.tree.leaves(slices)[0]) if length is None else length
@@ -154,7 +155,7 @@ def trace_with_innovations(
     return run
 
 
-def _computed_bounds(fn: Any) -> list[Any]:
+def _computed_bounds(fn: Any) -> list[object]:
     if fn.support.is_discrete:
         return []
     return [leaf for leaf in jax.tree.leaves(biject_to(fn.support)) if isinstance(leaf, jax.core.Tracer)]

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from ..program.program import Atom, Program
+from ..program.equations import Atom
+from ..program.program import Program
 from .running.inspection import SiteInfo
 from .tracing import ModelTrace
 

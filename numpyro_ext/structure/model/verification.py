@@ -186,7 +186,7 @@ def _noise(reading: ModelReading, rng: np.random.Generator, size: float) -> dict
     return {n: np.asarray(size * rng.standard_normal(shape), jnp.result_type(float)) for n, shape in shapes.items()}
 
 
-def _perturb(reading: ModelReading, hyper: dict[str, Any], noise: dict[str, Array]) -> dict[str, Any]:
+def _perturb(reading: ModelReading, hyper: Mapping[str, object], noise: dict[str, Array]) -> dict[str, object]:
     def moved(name: str) -> Any:
         transform = reading.hyper[name].transform
         return transform(transform.inv(jnp.asarray(hyper[name], jnp.result_type(float))) + noise[name])
@@ -202,7 +202,10 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
     call = _call(reading, rng_key)
 
     def reference(
-        values: dict[str, Any], changing: dict[str, Any], left_out: dict[str, Any], recorded: Sites | None = None
+        values: Mapping[str, object],
+        changing: Mapping[str, object],
+        left_out: Mapping[str, object],
+        recorded: Sites | None = None,
     ) -> Array:
         values = {**values, **left_out}
         if recorded is None:
@@ -224,7 +227,7 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
     def make() -> Any:
         skeleton = reading.skeleton()
 
-        def both(start: Any, data: Any, reference_data: Any, point: tuple[Array, Any]) -> tuple[Array, Any]:
+        def both(start: Any, data: Any, reference_data: Any, point: tuple[Array, Any]) -> tuple[Array, object]:
             white, noise = point
             hyper = _perturb(skeleton, start, noise)
             e = skeleton.draw(hyper, white, data)
@@ -237,7 +240,7 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
 
         def at_points(
             start: object, moves: object, white: Array, data: object, reference_data: object
-        ) -> tuple[Array, Any]:
+        ) -> tuple[Array, object]:
             found: tuple[Array, Any] = jax.lax.map(partial(both, start, data, reference_data), (white, moves))
             return found
 
@@ -256,6 +259,6 @@ def _restated(recorded: Sites, values: Mapping[str, object]) -> None:
                 numpyro.sample(name, site["fn"], obs=site["value"])
 
 
-def _latent_values(reading: ModelReading, hyper: Any, e: Array, data: Any) -> dict[str, Any]:
+def _latent_values(reading: ModelReading, hyper: Any, e: Array, data: Sequence[object]) -> dict[str, object]:
     values = reading.values(hyper, e, data)
     return {n: values.get(n, hyper.get(n)) for n in (*reading.field, *reading.hyper)}

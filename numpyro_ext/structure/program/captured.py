@@ -105,7 +105,7 @@ def stable_text(key: object) -> str:
     return repr(key) if isinstance(key, bool | int | float | bytes | None) else type(key).__name__
 
 
-def _collect(value: object, found: list[Any], seen: dict[int, Any], *, is_own: bool) -> None:
+def _collect(value: object, found: list[object], seen: dict[int, object], *, is_own: bool) -> None:
     """:param is_own: whether it is held by a function of a user, not by JAX, whose caches are let be."""
     if isinstance(value, jax.core.Tracer) or id(value) in seen:
         return
@@ -147,13 +147,13 @@ def _is_of_jax(function: object) -> bool:
     return (getattr(function, "__module__", None) or "").startswith("jax.")
 
 
-def _inside(jaxpr: ClosedJaxpr | Jaxpr) -> Iterable[Any]:
+def _inside(jaxpr: ClosedJaxpr | Jaxpr) -> Iterable[object]:
     for eqn in jaxpr.eqns:
         yield from (atom.val for atom in eqn.invars if isinstance(atom, Literal) and np.shape(atom.val))
         yield from eqn.params.values()
 
 
-def _contents(function: types.FunctionType) -> Iterable[Any]:
+def _contents(function: types.FunctionType) -> Iterable[object]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents

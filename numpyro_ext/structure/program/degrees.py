@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .dependence import MOVEMENT, propagate
+from .equations import Atom, Constant, Equation
 from .patterns import Pattern
-from .program import Atom, Constant, Equation, Program
+from .program import Program
 from .recurrences import body_of, layout_of
 
 __all__ = ["Degree", "Degrees", "Source", "affine_cuts", "classify"]

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .equations import Atom, Constant, Equation, apply_equation, apply_to_known, inner_jaxpr, is_opaque_call
 from .patterns import (
     MAX_ENTRIES,
     Pattern,
@@ -28,7 +29,7 @@ from .patterns import (
     reduce_axes,
     same_width,
 )
-from .program import Atom, Constant, Equation, Program, apply_equation, apply_to_known, inner_jaxpr, is_opaque_call
+from .program import Program
 
 __all__ = ["dependence", "moved", "propagate"]
 

@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,57 +15,26 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ...compilation.collection import without_collection
 from .captured import Fingerprint, array_key, captured, dtype_name
-from .known_values import known_result
+from .equations import (
+    Atom,
+    Constant,
+    Equation,
+    apply_equation,
+    apply_to_known,
+    atom_key,
+    constant_of,
+    inner_jaxpr,
+    params_key,
+)
 from .literals import ELEMENTWISE, changing_literals
 from .recurrences import OpenedScan, body_of, is_long_sum, sum_step_by_step
 from .selections import selected_before
 
-__all__ = [
-    "Constant",
-    "Equation",
-    "Program",
-    "apply_equation",
-    "apply_to_known",
-    "inner_jaxpr",
-    "is_opaque_call",
-    "make_program",
-]
+__all__ = ["Program", "make_program"]
 
 _text = functools.lru_cache(maxsize=4096)(str)
 """Text of the shape and dtype of a value, which JAX writes down anew each time."""
 _INLINED = ("jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint")
-_OPAQUE_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
-
-
-class Constant:
-    """A value written into the program itself (a literal), and the dtype that it has there."""
-
-    __slots__ = ("dtype", "value")
-
-    def __init__(self, value: Any, dtype: Any = None):
-        self.value = value
-        self.dtype = dtype
-
-    def __repr__(self) -> str:
-        return f"Constant({self.value})"
-
-
-Atom = int | Constant
-
-
-def _constant(literal: Literal) -> Constant:
-    return Constant(literal.val, literal.aval.dtype)  # type: ignore[attr-defined]
-
-
-class Equation(NamedTuple):
-    """One primitive applied to atoms, assigning its outputs."""
-
-    primitive: Any
-    params: dict[str, Any]
-    inputs: tuple[Atom, ...]
-    outputs: tuple[int, ...]
-    key: tuple[Any, ...]
-    """Equal for equations that compute the same."""
 
 
 class Program:
@@ -116,7 +85,7 @@ class Program:
 
     def _inline(self, jaxpr: Jaxpr, env: dict[Any, Atom]) -> tuple[Atom, ...]:
         def read(atom: Any) -> Atom:
-            return _constant(atom) if isinstance(atom, Literal) else env[atom]
+            return constant_of(atom) if isinstance(atom, Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
             inputs = tuple(read(v) for v in eqn.invars)
@@ -179,7 +148,7 @@ class Program:
         if not is_opened:
             return self._inline(closed.jaxpr, env)
         (scan,) = closed.jaxpr.eqns
-        return self._assign(scan, tuple(_constant(a) if isinstance(a, Literal) else env[a] for a in scan.invars))[
+        return self._assign(scan, tuple(constant_of(a) if isinstance(a, Literal) else env[a] for a in scan.invars))[
             -len(closed.jaxpr.outvars) :
         ]
 
@@ -193,8 +162,8 @@ class Program:
         return number
 
     def _assign(self, eqn: Any, inputs: tuple[Atom, ...]) -> tuple[int, ...]:
-        params = _params_key(eqn.params), captured(eqn.params)
-        key = (eqn.primitive.name, params, tuple(_atom_key(a) for a in inputs))
+        params = params_key(eqn.params), captured(eqn.params)
+        key = (eqn.primitive.name, params, tuple(atom_key(a) for a in inputs))
         if key not in self._seen:
             outputs = tuple(self._new(v.aval) for v in eqn.outvars)
             for number in outputs:
@@ -217,7 +186,7 @@ class Program:
         self.data = tuple(d for _, d in kept)
         self.recurrences = [n for n in dict.fromkeys(self.recurrences) if n in self.defined_by]
 
-    def take_as_data(self, inputs: Sequence[int], values: Sequence[Any]) -> None:
+    def take_as_data(self, inputs: Sequence[int], values: Sequence[object]) -> None:
         """Take some of the inputs for data with these values, which may become others: see :attr:`changing`."""
         if not inputs:
             return
@@ -227,7 +196,7 @@ class Program:
         self.data = (*values, *self.data)
         self.changing = frozenset(inputs)
 
-    def close_over(self, inputs: Sequence[int], values: Sequence[Any]) -> None:
+    def close_over(self, inputs: Sequence[int], values: Sequence[object]) -> None:
         """Take some of the inputs for data, as if the function had closed over these values, if it uses them."""
         used = {a for eqn in self.equations for a in eqn.inputs if isinstance(a, int)} | set(self.outputs)
         self._fingerprint = None
@@ -248,8 +217,8 @@ class Program:
         def is_number(primitive: str, atom: Atom) -> bool:
             return isinstance(atom, Constant) and primitive in ELEMENTWISE and jnp.issubdtype(atom.dtype, jnp.floating)
 
-        def without_number(primitive: str, atom: Atom) -> Any:
-            return dtype_name(atom.dtype) if is_number(primitive, atom) else _atom_key(atom)  # type: ignore[union-attr]
+        def without_number(primitive: str, atom: Atom) -> object:
+            return dtype_name(atom.dtype) if is_number(primitive, atom) else atom_key(atom)  # type: ignore[union-attr]
 
         # What is returned, such as the scale of a prior, is a number like those that are copied.
         lines = [(e.primitive.name, e.key[1], e.inputs) for e in self.equations] + [("copy", (), self.outputs)]
@@ -268,7 +237,7 @@ class Program:
 
         for index, eqn in enumerate(self.equations):
             inputs = tuple(moved(eqn.primitive.name, a) for a in eqn.inputs)
-            key = (*eqn.key[:2], tuple(_atom_key(a) for a in inputs))
+            key = (*eqn.key[:2], tuple(atom_key(a) for a in inputs))
             self.equations[index] = eqn._replace(inputs=inputs, key=key)
         self.outputs = tuple(moved("copy", a) for a in self.outputs)
         self.literals = frozenset(self.constants[num_before:])
@@ -334,7 +303,7 @@ class Program:
         return self.extend(wanted, dict(env), apply)
 
     def extend(
-        self, wanted: Iterable[Atom], env: dict[int, Any], apply: Callable[..., Sequence[Any]] | None = None
+        self, wanted: Iterable[Atom], env: dict[int, object], apply: Callable[..., Sequence[Any]] | None = None
     ) -> list[Any]:
         """Evaluate, as :meth:`evaluate` does, and add values computed on the way to ``env``."""
         wanted = list(wanted)
@@ -372,7 +341,7 @@ class Program:
         if self._fingerprint is None:
             body = tuple((e.key, e.outputs) for e in self.equations)
             header = tuple(_text(self.avals[n]) for n in (*self.inputs, *self.constants))
-            outputs = tuple(_atom_key(a) for a in self.outputs)
+            outputs = tuple(atom_key(a) for a in self.outputs)
             self._fingerprint = Fingerprint((header, self.inputs, self.constants, body, outputs))
         return self._fingerprint
 
@@ -391,48 +360,5 @@ def make_program(function: Any, *args: Any, num_unknowns: int = 0, keep_literals
     return program, jax.tree.unflatten(jax.tree.structure(out_shape), program.outputs)
 
 
-def apply_equation(eqn: Equation, values: Sequence[Any]) -> Sequence[Any]:
-    """Results of one equation on the values of its inputs."""
-    results = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
-    return results if eqn.primitive.multiple_results else (results,)
-
-
-def apply_to_known(eqn: Equation, values: Sequence[Any]) -> Sequence[Any]:
-    """Apply an equation to values that are known; by NumPy, which compiles nothing, where it can be."""
-    result = known_result(eqn.primitive.name, eqn.params, values)
-    return apply_equation(eqn, values) if result is None else (result,)
-
-
-def inner_jaxpr(params: Mapping[str, Any]) -> ClosedJaxpr | None:
-    """The jaxpr that a call-like equation carries, closed, or None."""
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        inner = params.get(name)
-        if isinstance(inner, ClosedJaxpr):
-            return inner
-        if isinstance(inner, Jaxpr):
-            return ClosedJaxpr(inner, ())
-    return None
-
-
-def is_opaque_call(eqn: Equation) -> bool:
-    """True if an equation is a call with its own derivative rule: dependence sees through it, linearity does not."""
-    return eqn.primitive.name in _OPAQUE_CALLS and inner_jaxpr(eqn.params) is not None
-
-
 def _slices(x: jax.Array, axis: int) -> list[jax.Array]:
     return [jax.lax.index_in_dim(x, place, axis, keepdims=False) for place in range(x.shape[axis])]
-
-
-def _atom_key(atom: Atom) -> Any:
-    if isinstance(atom, int):
-        return atom
-    return array_key(atom.value)
-
-
-def _params_key(params: Mapping[str, Any]) -> str:
-    # callables print with addresses; a call with a derivative rule of its own is told apart by its body and name
-    parts = []
-    for name in sorted(params):
-        value = params[name]
-        parts.append(f"{name}={getattr(value, '__qualname__', type(value).__name__) if callable(value) else value}")
-    return ";".join(parts)

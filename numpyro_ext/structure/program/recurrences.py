@@ -105,7 +105,7 @@ class OpenedScan:
     def _step(self, wanted: Sequence[int], given: Mapping[int, Any]) -> list[Any]:
         return self._values([self._body.outputs[i] for i in wanted], given)
 
-    def _values(self, wanted: Sequence[Any], given: Mapping[int, Any]) -> list[Any]:
+    def _values(self, wanted: Sequence[object], given: Mapping[int, Any]) -> list[Any]:
         env = {**dict(zip(self._body.constants, self._body.data, strict=True)), **given}
         values: list[Any] = self._body.evaluate(wanted, env)
         return values
@@ -114,7 +114,7 @@ class OpenedScan:
         """The scan of some parts of the carry: from inputs of the body to these parts before each step."""
 
         def run(start: list[Any], fixed: dict[int, Any], slices: dict[int, Any]) -> list[Any]:
-            def step(carry: list[Any], now: dict[int, Any]) -> tuple[list[Any], list[Any]]:
+            def step(carry: list[object], now: dict[int, object]) -> tuple[list[Any], list[Any]]:
                 given = {self._carry[i]: v for i, v in zip(which, carry, strict=True)}
                 return self._step(which, {**fixed, **now, **given}), carry
 
@@ -122,7 +122,7 @@ class OpenedScan:
 
         return run
 
-    def _split(self, inputs: Sequence[Any]) -> tuple[dict[int, Any], list[Any], dict[int, Any]]:
+    def _split(self, inputs: Sequence[object]) -> tuple[dict[int, Any], list[Any], dict[int, Any]]:
         known = dict(zip(self._body.inputs, inputs, strict=True))
         fixed = {n: known[n] for n in self._consts if known[n] is not None}
         slices = {n: known[n] for n in self._slices if known[n] is not None}
@@ -146,7 +146,7 @@ class OpenedScan:
         stacked = jax.vmap(lambda now: self._values(self._stacked, {**fixed, **now}), axis_size=self.length)(slices)
         return self._values(self._fixed, fixed) + stacked
 
-    def carry_states(self, others: Sequence[Any], hoisted: Sequence[Any], *inputs: Any) -> list[Array]:
+    def carry_states(self, others: Sequence[object], hoisted: Sequence[object], *inputs: Any) -> list[Array]:
         """The states before each step."""
         fixed, start, slices = self._split(inputs)
         slices |= {self._carry[i]: v for i, v in zip(self.others, others, strict=True)}
@@ -156,7 +156,7 @@ class OpenedScan:
         slices = {n: v for n, v in slices.items() if n in self._needed}
         return self._carried(self.states)([start[i] for i in self.states], fixed, slices)
 
-    def outputs(self, others: Sequence[Any], states: Sequence[Any], *inputs: Any) -> list[Array]:
+    def outputs(self, others: Sequence[object], states: Sequence[object], *inputs: Any) -> list[Array]:
         """The outputs of the scan."""
         fixed, _, slices = self._split(inputs)
         slices |= {self._carry[i]: v for i, v in zip(self.others, others, strict=True)}

@@ -9,7 +9,8 @@ import jax
 
 from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.recent import Recent
-from .program import Constant, Program, make_program
+from .equations import Constant
+from .program import Program, make_program
 
 __all__ = ["TracedFunction", "as_function", "run_compiled", "run_traced", "traced"]
 

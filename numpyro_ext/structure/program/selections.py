@@ -134,11 +134,11 @@ def _are_equal(values: Sequence[Atom]) -> bool:
     return all(not isinstance(v, int) and v.dtype == first.dtype and bool(v.value == first.value) for v in values)
 
 
-def _select(which: Any, values: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
+def _select(which: Any, values: Sequence[object], shape: tuple[int, ...]) -> jax.Array:
     dtype = jnp.result_type(*values)
     return jax.lax.select_n(which, *(jnp.broadcast_to(jnp.asarray(value, dtype), shape) for value in values))
 
 
-def _alike(values: Sequence[Any], shape: tuple[int, ...]) -> list[Any]:
+def _alike(values: Sequence[Any], shape: tuple[int, ...]) -> list[object]:
     """Arguments of one shape, as functions of single elements take them."""
     return [value if len(values) == 1 else jnp.broadcast_to(value, shape) for value in values]

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .degrees import Degree, Degrees
-from .program import Atom, Equation, Program
+from .equations import Atom, Equation
+from .program import Program
 
 __all__ = ["Term", "sum_terms"]
 

@@ -22,7 +22,8 @@ from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree
-from ..program.program import Atom, Constant, Program
+from ..program.equations import Atom, Constant
+from ..program.program import Program
 from ..program.rows.affine_operator import AffineValues, OperatorMap
 from .form import SparseLinear
 from .priors import SparsePrior, join, join_forests, sparse_prior

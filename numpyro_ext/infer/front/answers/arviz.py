@@ -96,11 +96,11 @@ class ArviZInterface:
 
     @property
     @abstractmethod
-    def _args(self) -> tuple[Any, ...]: ...
+    def _args(self) -> tuple[object, ...]: ...
 
     @property
     @abstractmethod
-    def _kwargs(self) -> dict[str, Any]: ...
+    def _kwargs(self) -> dict[str, object]: ...
 
     @abstractmethod
     def get_samples(self, group_by_chain: bool = False, seed: int | None = None) -> dict[str, Array]:
@@ -192,7 +192,7 @@ class ArviZInterface:
         }
         return data
 
-    def _labels_for_arviz(self, coords: Any, dims: Any) -> dict[str, Any]:
+    def _labels_for_arviz(self, coords: Any, dims: Any) -> dict[str, object]:
         """Names of dimensions and places, beside those of the run."""
         run, given = self._finished(), Labels.given(coords, dims)
         labels = run.all_labels.updated(given)

@@ -306,7 +306,7 @@ def _copies(array: np.ndarray, axis: int, number: int, fill: int) -> np.ndarray:
     return copies + 1 if fill and not is_other.any() and array.dtype.kind in "iuf" else copies
 
 
-def _joined(old: object, new: object, axis: int) -> Any:
+def _joined(old: object, new: object, axis: int) -> object:
     """Two arrays, lists or tables, one behind the other, of the kind of the old one."""
     if is_pandas(old) and is_pandas(new):
         import pandas
@@ -315,5 +315,5 @@ def _joined(old: object, new: object, axis: int) -> Any:
     return _like(old, np.concatenate([numbers_of(old), numbers_of(new)], axis))
 
 
-def _like(old: object, array: np.ndarray) -> Any:
+def _like(old: object, array: np.ndarray) -> object:
     return jnp.asarray(array) if isinstance(old, jax.Array) else array

@@ -67,7 +67,7 @@ def _is_bounded(site: Any) -> bool:
     return isinstance(constraint, _SIMPLEX) or bool(np.all(np.isfinite(getattr(constraint, "upper_bound", np.inf))))
 
 
-def _constraint(site: Any) -> Any:
+def _constraint(site: Any) -> object:
     """Constraint of one element of a site."""
     constraint = site.transform.codomain
     while isinstance(constraint, constraints.independent):

@@ -6,7 +6,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ __all__ = ["FORMAT_VERSION", "read_archive", "write_archive"]
 FORMAT_VERSION = 2
 
 
-def _make(name: str, fields: dict[str, Any]) -> Any:
+def _make(name: str, fields: Mapping[str, object]) -> object:
     """An object from its fields; no constructor runs."""
     cls = class_of(name)
     if cls is None or field_names(cls) != tuple(fields):
@@ -77,7 +77,7 @@ def _encode(value: object, arrays: dict[str, np.ndarray], where: str) -> Any:
     raise TypeError(f"Cannot save {where}: an object of type {type(value).__name__}.{hint}")
 
 
-def _decode(node: dict[str, Any], arrays: dict[str, np.ndarray], class_name: Callable[[str], str]) -> Any:
+def _decode(node: dict[str, Any], arrays: dict[str, np.ndarray], class_name: Callable[[str], str]) -> object:
     decode = partial(_decode, arrays=arrays, class_name=class_name)
     if "value" in node:
         return node["value"]
@@ -95,7 +95,7 @@ def _decode(node: dict[str, Any], arrays: dict[str, np.ndarray], class_name: Cal
     return jnp.asarray(array) if node["is_jax"] else array
 
 
-def write_archive(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
+def write_archive(path: str | os.PathLike[str], content: Mapping[str, object]) -> None:
     """Write nested dictionaries, lists and tuples of arrays, numbers, strings, random keys and objects.
 
     Objects are those of classes with a name in files (:func:`~numpyro_ext.linalg.saved_as`), as linear operators have.

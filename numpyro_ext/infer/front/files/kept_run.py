@@ -26,7 +26,7 @@ class KeptRun(ABC):
     """
 
     @abstractmethod
-    def _content(self) -> dict[str, Any]:
+    def _content(self) -> dict[str, object]:
         """Content of the finished run that is kept."""
 
     @abstractmethod

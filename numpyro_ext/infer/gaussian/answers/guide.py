@@ -17,6 +17,8 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro.infer.initialization import init_to_value
 
+from ....structure.model.running.messages import Message
+
 __all__ = ["FittedGuide", "field_importance_pair", "fitted_guide"]
 
 
@@ -76,7 +78,7 @@ class FittedGuide(AutoMultivariateNormal):
         return True
 
 
-def _half(new: Any, old: Any) -> Any:
+def _half(new: Any, old: Any) -> object:
     """An argument with every other number from the fit, if it is an array of the same shape."""
     if not isinstance(new, np.ndarray | jax.Array) or isinstance(new, jax.core.Tracer):
         return new
@@ -202,7 +204,7 @@ def _from(
 ) -> Callable[[dict[str, Any]], Array | None]:
     """Substitutes means: those of the hyperparameters have to pass through the support of their site first."""
 
-    def substitute(site: dict[str, Any]) -> Array | None:
+    def substitute(site: Message) -> Array | None:
         if site["type"] != "sample" or site["is_observed"]:
             return None
         if site["name"] in hyper:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -153,7 +154,7 @@ def _field_at(reading: LatentGaussianReading, hyper: dict[str, Array], points: n
     def make() -> Any:
         skeleton = reading.skeleton()
 
-        def look(hyper: dict[str, Array], points: Array, data: Any) -> tuple[Any, Any]:
+        def look(hyper: dict[str, Array], points: Array, data: Sequence[object]) -> tuple[Any, Any]:
             form = skeleton.form(hyper, data)
             values = jax.vmap(lambda e: {n: skeleton.values(hyper, e, data)[n] for n in skeleton.field})(points)
             # Priors that are not Gaussian are the factors behind those of observations.

@@ -325,7 +325,9 @@ class FittingPrograms:
         marginals = jax.lax.cond(with_marginals, compute, lambda: zeros)
         return PointFit(found.objective, found.log_evidence, found.state, found.info.converged, hyper, marginals)
 
-    def _solve(self, data: object, hyper: dict[str, Array], state: object, *, num_steps: int) -> tuple[Any, Any, Array]:
+    def _solve(
+        self, data: object, hyper: dict[str, Array], state: object, *, num_steps: int
+    ) -> tuple[object, object, Array]:
         return self._algorithm.fit(self.form(hyper, data), state, num_steps=num_steps, tol=self.tol)
 
     def _solves(self, data: object, hyper: dict[str, Array], *, num_steps: int) -> tuple[Any, Any, Array]:
@@ -335,10 +337,10 @@ class FittingPrograms:
         )
         return found
 
-    def _init_state(self, data: object, hyper: dict[str, Array]) -> Any:
+    def _init_state(self, data: object, hyper: dict[str, Array]) -> object:
         return self._algorithm.init(self.form(hyper, data))
 
-    def _first_state(self, data: object, fixed: dict[str, Array], values: Array) -> Any:
+    def _first_state(self, data: object, fixed: dict[str, Array], values: Array) -> object:
         return self._init_state(data, self._space.unpack(values, fixed))
 
     @without_collection()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -60,15 +60,15 @@ class EvidencePrograms:
         self.draws = jax.jit(self._draws)
         self.start = quick_jit(self._start, is_small=True)
 
-    def _start(self, data: Any, hyper: Hyper) -> Any:
+    def _start(self, data: Sequence[object], hyper: Hyper) -> Any:
         form = self._reading.form(hyper, data)
         return self._algorithm.solve(form, self._algorithm.init(form), **self._options)[0]
 
-    def _fit(self, data: Any, start: Any, hyper: Hyper) -> tuple[Any, Any]:
+    def _fit(self, data: Sequence[object] | None, start: Any, hyper: Hyper) -> tuple[Any, Any]:
         found: tuple[Any, Any] = self._algorithm.solve(self._reading.form(hyper, data), start, **self._options)
         return found
 
-    def _value_and_gradient(self, data: Any, start: object, hyper: Hyper) -> tuple[Array, Hyper]:
+    def _value_and_gradient(self, data: Sequence[object], start: object, hyper: Hyper) -> tuple[Array, Hyper]:
         """The log evidence and its gradient: what is stationary is held, so nothing flows through the iteration."""
         state, info = jax.lax.stop_gradient(self._fit(data, start, hyper))
 
@@ -90,7 +90,7 @@ class EvidencePrograms:
             return value
         return jnp.where(~info.converged & jnp.isinf(info.max_change), jnp.nan, value)
 
-    def log_evidence(self, data: Any, start: Any) -> Callable[[Hyper], Array]:
+    def log_evidence(self, data: Sequence[object] | None, start: Any) -> Callable[[Hyper], Array]:
         """A function of the hyperparameters: minus infinity where the field has no fit.
 
         First derivatives, by both modes, are those at the fixed point of the algorithm; second ones, forward over
@@ -122,7 +122,7 @@ class EvidencePrograms:
 
         return log_evidence
 
-    def _draws(self, data: Any, start: Any, hyper: Hyper, rng_keys: Array) -> FieldDraws:
+    def _draws(self, data: Sequence[object], start: Any, hyper: Hyper, rng_keys: Array) -> FieldDraws:
         """Fit the field at each of the hyperparameters, one after the other, and draw from it inside the support."""
 
         def at(inputs: tuple[Hyper, Array]) -> FieldDraws:

@@ -18,6 +18,7 @@ from ....compilation.recent import Recent
 from ....structure import LatentGaussianReading, ModelStructureError
 from ....structure.model.running.execution import ModelCall
 from ....structure.model.running.inspection import model_key
+from ....structure.model.running.messages import Message
 from ....structure.model.search import read_first
 from ...front.answers.draws import with_predictive
 from ...front.options import default_tolerance
@@ -160,12 +161,12 @@ class MarginalModel:
 
     # Reading
 
-    def _prepared(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> _Prepared:
+    def _prepared(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _Prepared:
         if args or kwargs or self._last is None:
             return self._prepare(args, kwargs)
         return self._last
 
-    def _prepare(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> _Prepared:
+    def _prepare(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _Prepared:
         """Read the model on these arguments, unless it has been read as it is on them now."""
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             raise ModelStructureError(
@@ -184,7 +185,7 @@ class MarginalModel:
                 self._last = self._kept.get(key, lambda: self._read(args, kwargs))
         return self._last
 
-    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Prepared:
+    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> _Prepared:
         engine = self.engine
         reading = read_first(
             # What an engine may take into its field besides is left to the sampler.
@@ -239,7 +240,7 @@ class _WithoutPrior(Messenger):
         self.names = names
         super().__init__()
 
-    def process_message(self, msg: dict[str, Any]) -> None:
+    def process_message(self, msg: Message) -> None:
         if msg["type"] == "sample" and not msg["is_observed"] and msg["name"] in self.names:
             msg["fn"] = msg["fn"].mask(False)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -111,10 +111,10 @@ def on_all_rows(run: GaussianRun, found: LatentGaussianReading, places: np.ndarr
     return QuadratureRun(**parts) if has_nodes else GaussianRun(**parts)
 
 
-def _laid(reading: ReadingOfRows, algorithm: Algorithm, hyper: dict[str, Array]) -> Any:
+def _laid(reading: ReadingOfRows, algorithm: Algorithm, hyper: dict[str, Array]) -> object:
     """Nodes over the density of every block given the rows in use: exact at these hyperparameters without a fit."""
 
-    def lay(form: LatentGaussian) -> Any:
+    def lay(form: LatentGaussian) -> object:
         return algorithm.solve(form, algorithm.init(form), num_steps=1, tol=0.0)[0]
 
     return _LAID.get((reading.structure_key, algorithm), lambda: jax.jit(lay))(compiled_form(reading, hyper))
@@ -182,5 +182,5 @@ def _programs(reading: ReadingOfRows, algorithm: Algorithm, space: Unconstrained
     return compiled_programs(reading, algorithm, space, num_steps=1, tol=0.0, hyper_tol=0.0, max_iterations=0)
 
 
-def _stacked(trees: list[Any]) -> Any:
+def _stacked(trees: Sequence[object]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)

@@ -7,7 +7,7 @@ same there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -102,7 +102,7 @@ def _looked(reading: LatentGaussianReading, hyper: Mapping[str, Any], unknowns: 
     def make() -> Any:
         skeleton = reading.skeleton()
 
-        def look(hyper: dict[str, Array], unknowns: Array, data: Any) -> _Look:
+        def look(hyper: dict[str, Array], unknowns: Array, data: Sequence[object]) -> _Look:
             form = skeleton.form(hyper, data)
             predictor, values = jax.vmap(lambda e: (form.predictor(e), skeleton.values(hyper, e, data)))(unknowns)
             return _Look(form.prior, form.potentials, form.observed, predictor, values)
@@ -219,16 +219,26 @@ class KnownField:
         def make() -> tuple[Any, Any]:
             skeleton = reading.skeleton()
 
-            def maps(hyper: dict[str, Array], data: Any, places: Mapping[str, Array]) -> dict[str, AffineMap]:
+            def maps(
+                hyper: dict[str, Array], data: Sequence[object], places: Mapping[str, Array]
+            ) -> dict[str, AffineMap]:
                 found = skeleton.maps(hyper, data, tuple(places))
                 return {n: AffineMap(_rows(found[n].design, at), found[n].offset[at]) for n, at in places.items()}
 
             def marginals(
-                data: Any, hyper: Any, state: Any, new: Any, places: Any, *, marginals_fn: Callable[..., Any]
+                data: Sequence[object],
+                hyper: Any,
+                state: Any,
+                new: Any,
+                places: Any,
+                *,
+                marginals_fn: Callable[..., Any],
             ) -> Any:
                 return marginals_fn(programs.posterior(data, hyper, state), maps(hyper, new, places))
 
-            def covariance(data: Any, hyper: Any, state: Any, new: Any, places: Array, *, name: str) -> Array:
+            def covariance(
+                data: Sequence[object] | None, hyper: Any, state: Any, new: Any, places: Array, *, name: str
+            ) -> Array:
                 found: Array = programs.posterior(data, hyper, state).covariance(maps(hyper, new, {name: places})[name])
                 return found
 

@@ -136,9 +136,9 @@ class TreeFitter:
         self,
         rng_key: Array,
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kwargs: Mapping[str, object],
         field: Sequence[str] | None = None,
-        values: Mapping[str, Any] | None = None,
+        values: Mapping[str, object] | None = None,
         *,
         check: bool = True,
     ) -> SparseLinearReading:
@@ -201,7 +201,7 @@ class TreeFitter:
         reading: SparseLinearReading,
         space: UnconstrainedSpace,
         options: TreeOptions,
-        choice: dict[str, Any],
+        choice: dict[str, object],
         init_state: EngineState | None = None,
         others: Sequence[SparseLinearReading] = (),
     ) -> TreeMember:

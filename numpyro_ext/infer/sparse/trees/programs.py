@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -100,17 +101,17 @@ class TreePrograms(SparsePrograms):
 
     # Fitting
 
-    def _project(self, data: Any, hyper: dict[str, Array]) -> Any:
+    def _project(self, data: Sequence[object], hyper: dict[str, Array]) -> object:
         """The data as Gaussians over single coefficients; nothing where they are not."""
         if not self.options.is_exact:
             return ()
         form = self._reading.form(hyper, data)
         return core.project(form.operator, form.observed, form.noise_variance)
 
-    def _init_state(self, data: Any, hyper: dict[str, Array]) -> Any:
+    def _init_state(self, data: Sequence[object], hyper: dict[str, Array]) -> object:
         return () if self.options.is_exact else core.init(self._reading.form(hyper, data))
 
-    def _cavity(self, data: Any, hyper: dict[str, Array], projection: Any, state: Any) -> core.Cavity:
+    def _cavity(self, data: Sequence[object], hyper: dict[str, Array], projection: Any, state: Any) -> core.Cavity:
         if self.options.is_exact:
             return core.exact_cavity(projection, self._reading.noise_variance(hyper, data))
         return core.gaussian(self._reading.form(hyper, data), state).cavity
@@ -146,7 +147,7 @@ class TreePrograms(SparsePrograms):
         def share(value: Array) -> Array:
             return value if sample is None else sample.share * value
 
-        def exact(hyper: dict[str, Array], data: Any, projection: Any) -> Array:
+        def exact(hyper: dict[str, Array], data: Sequence[object], projection: Any) -> Array:
             prior, noise_variance = reading.prior(hyper, data), reading.noise_variance(hyper, data)
             found = core.exact_log_evidence(reading.forest, prior, projection, noise_variance, num_rows, sample)
             return share(reading.log_constant(hyper, data)) + found

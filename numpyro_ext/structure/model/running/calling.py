@@ -18,6 +18,7 @@ from ...families import family_of
 from ...program.program import make_program
 from ..priors import is_gaussian, unwrap
 from .execution import ModelCall
+from .messages import Message
 from .plain_sites import PlainSites, to_real
 from .recording import (
     NUMBERS,
@@ -36,7 +37,7 @@ __all__ = ["record"]
 _GET_ARGS = dist.Distribution.get_args
 
 
-def _is_given(msg: dict[str, Any]) -> bool:
+def _is_given(msg: Message) -> bool:
     """True if a recording has a value for a site where the model has none."""
     if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
         return False
@@ -51,7 +52,7 @@ class _Seed(Messenger):
         self._key, self._num_passed_over = rng_key, 0
         super().__init__(fn)
 
-    def process_message(self, msg: dict[str, Any]) -> None:
+    def process_message(self, msg: Message) -> None:
         if msg["type"] not in ("sample", "prng_key", "plate", "control_flow"):
             return
         if msg["kwargs"]["rng_key"] is not None or msg["value"] is not None:
@@ -72,7 +73,7 @@ class _Free(Messenger):
         self.defaults: dict[str, Any] = {}
         super().__init__(None)
 
-    def process_message(self, msg: dict[str, Any]) -> None:
+    def process_message(self, msg: Message) -> None:
         if msg["type"] == "control_flow":
             raise NotRecorded
         if _is_given(msg):
@@ -80,7 +81,7 @@ class _Free(Messenger):
             msg["value"] = np.zeros(msg["fn"].batch_shape + msg["fn"].event_shape, jnp.result_type(float))
             self.defaults[msg["name"]] = None
 
-    def postprocess_message(self, msg: dict[str, Any]) -> None:
+    def postprocess_message(self, msg: Message) -> None:
         if msg["type"] not in ("sample", "param") or msg.get("is_observed"):
             return
         value = to_real(msg["value"]) if msg["type"] == "param" else msg["value"]
@@ -143,7 +144,7 @@ def record(call: ModelCall) -> Recording | None:
 class _Found:
     """Parts of a site that are no arrays, while its arrays are on their way through a trace."""
 
-    def __init__(self, site: dict[str, Any]) -> None:
+    def __init__(self, site: Message) -> None:
         self._message = message_without_arrays(site)
         self._name = site["name"]
         self._is_sample = site["type"] == "sample"
@@ -151,7 +152,7 @@ class _Found:
         self._key: list[Any] = []
         self.family = family_of(unwrap(site["fn"])) if self._is_sample else None
 
-    def arrays(self, site: dict[str, Any], default: Any) -> dict[str, list[Any]]:
+    def arrays(self, site: Mapping[str, object], default: Any) -> dict[str, list[Any]]:
         """All arrays of the site."""
         fn = site["fn"] if self._is_sample else None
         value = site["value"] if self._is_sample or site["type"] in ("param", "deterministic") else None

@@ -106,7 +106,7 @@ def check_supports(call: ModelCall, sites: Mapping[str, SiteInfo], names: list[s
     """
     values = {name: site.init for name, site in sites.items() if site.kind in ("latent", "param")}
 
-    def look(changing: dict[str, Any]) -> dict[str, list[Array]]:
+    def look(changing: Mapping[str, object]) -> dict[str, list[Array]]:
         args, kwargs = call.with_values(changing)
         model = handlers.substitute(handlers.seed(PlainSites(call.model), call.rng_key), data=values)
         found = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +10,7 @@ from numpyro.ops.pytree import PytreeTrace
 from numpyro.primitives import Messenger
 
 from ...errors import ModelStructureError
+from .messages import Message
 from .plain_sites import is_scan
 
 __all__ = ["Watch"]
@@ -29,7 +29,7 @@ class Watch(Messenger):
         self.outer = outer
         super().__init__(fn)
 
-    def process_message(self, msg: dict[str, Any]) -> None:
+    def process_message(self, msg: Message) -> None:
         if is_scan(msg):
             msg["args"] = (Watch(msg["args"][0], self), *msg["args"][1:])
         elif self.outer is not None and msg["type"] in ("param", "prng_key"):
@@ -41,7 +41,7 @@ class Watch(Messenger):
                 site=msg["name"] if is_param else self.last_site,
             )
 
-    def postprocess_message(self, msg: dict[str, Any]) -> None:
+    def postprocess_message(self, msg: Message) -> None:
         self.last_site = msg.get("name") or self.last_site
         if self.outer is not None:
             self.outer.last_site = self.last_site
@@ -53,7 +53,7 @@ class Watch(Messenger):
                 if reason is not None:
                     raise ModelStructureError(f"site '{name}' is inside {reason}", site=name)
 
-    def _refusal(self, msg: dict[str, Any], name: str, site: dict[str, Any]) -> str | None:
+    def _refusal(self, msg: Message, name: str, site: Message) -> str | None:
         """Explain why a site inside control flow cannot be read, and what to do instead."""
         control_flow = "of numpyro.contrib.control_flow"
         if site["type"] not in ("sample", "param"):

@@ -94,7 +94,7 @@ def bound_arguments(
     return dict(found.arguments), call
 
 
-def _as_arrays(name: str, value: object, there: Mapping[str, object]) -> Any:
+def _as_arrays(name: str, value: object, there: Mapping[str, object]) -> object:
     if name not in there:
         raise ModelStructureError(
             f"changing= names {name!r}, and the arguments of the model are {sorted(there)}.", reason=Reason.DATA
@@ -261,7 +261,7 @@ def _source(model: Any) -> Hashable:
     return tuple(around), model.__code__, _settings((name, _contents(cell)) for name, cell in closure)
 
 
-def _settings(named: Iterable[tuple[object, object]]) -> tuple[Any, ...]:
+def _settings(named: Iterable[tuple[object, object]]) -> tuple[object, ...]:
     """Names and values of switches, words, classes and (by their code) functions."""
     found = []
     for name, value in named:
@@ -271,7 +271,7 @@ def _settings(named: Iterable[tuple[object, object]]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _contents(cell: Any) -> Any:
+def _contents(cell: Any) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # of a variable that has no value yet

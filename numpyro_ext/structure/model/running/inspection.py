@@ -22,6 +22,7 @@ from ...program.run_compiled import run_compiled
 from ..priors import innovation_shape, is_unweighted, mask_of, unwrap
 from .control_flow import Watch
 from .execution import ModelCall, check_call, execution_error, tracing_error
+from .messages import Message
 from .plain_sites import PlainSites, to_real
 from .recording import message_without_arrays
 from .start_values import initial_value
@@ -193,7 +194,7 @@ def mark_candidates(sites: Mapping[str, SiteInfo], is_candidate: Callable[[objec
     }
 
 
-def _inspect(name: str, site: dict[str, Any]) -> SiteInfo:
+def _inspect(name: str, site: Message) -> SiteInfo:
     value = site.get("value")
     shape = () if value is None else np.shape(value)
     info = SiteInfo(name, site["type"], shape, dims=_dims(site, shape))

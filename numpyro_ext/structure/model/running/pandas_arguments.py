@@ -75,7 +75,7 @@ def _asks_for_a_table(error: BaseException | None) -> bool:
     return isinstance(error, AttributeError | KeyError | IndexError)
 
 
-def _as_array(value: Any) -> Any:
+def _as_array(value: Any) -> object:
     """The numbers of a pandas object, or itself if it holds something else."""
     found = np.asarray(value)
     kinds = [getattr(dtype, "kind", "O") for dtype in np.ravel(value.dtypes if found.ndim == 2 else value.dtype)]

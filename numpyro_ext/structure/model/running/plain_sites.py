@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from numpyro.primitives import Messenger
 from ...errors import ModelStructureError, Reason
 from ..equivalent import as_gaussian, with_exact_density
 from ..priors import unwrap
+from .messages import Message
 
 __all__ = ["PlainSites", "in_working_precision", "is_scan", "to_real"]
 
@@ -29,7 +31,7 @@ _DERIVED: dict[type, tuple[str, ...]] = {
 }
 
 
-def is_scan(msg: dict[str, Any]) -> bool:
+def is_scan(msg: Mapping[str, object]) -> bool:
     """True if a message is ``numpyro.contrib.control_flow.scan``, whose body runs out of sight of other handlers."""
     return msg["type"] == "control_flow" and msg["fn"] is scan_wrapper
 
@@ -123,7 +125,7 @@ class PlainSites(Messenger):
     ``sample_shape`` is a part of the batch shape of latent sites. That of observed ones is told by their values.
     """
 
-    def process_message(self, msg: dict[str, Any]) -> None:
+    def process_message(self, msg: Message) -> None:
         if is_scan(msg):
             msg["args"] = (PlainSites(msg["args"][0]), *msg["args"][1:])
         if msg["type"] != "sample" or not isinstance(msg["fn"], dist.Distribution):
@@ -141,7 +143,7 @@ class PlainSites(Messenger):
             _make_deterministic(msg)
 
 
-def _make_deterministic(msg: dict[str, Any]) -> None:
+def _make_deterministic(msg: Message) -> None:
     """A point is no unknown: its site is the statement that NumPyro's own samplers ask for in its place, and its log
     density, if it has any, a factor of the model."""
     log_density = unwrap(msg["fn"]).log_density

@@ -18,6 +18,7 @@ from ...errors import ModelStructureError
 from ...program.captured import Fingerprint, dtype_name
 from ...program.program import Program, make_program
 from ...program.run_compiled import as_function, run_traced
+from .messages import Message
 from .start_values import initial_value
 
 __all__ = [
@@ -109,7 +110,7 @@ class _Object(NamedTuple):
 _ARRAY = _Array()
 
 
-def take_apart(part: Any, arrays: list[Any], key: list[Any]) -> Any:
+def take_apart(part: Any, arrays: list[object], key: list[object]) -> Any:
     """A part of a distribution without its arrays, which are added to those.
 
     :param key: to which is added what it is, ``None`` where it may compute of its arrays whatever.
@@ -150,7 +151,7 @@ def take_apart(part: Any, arrays: list[Any], key: list[Any]) -> Any:
     return _Object(type(part), attributes)
 
 
-def _put_together(template: Any, arrays: Iterator[Any]) -> Any:
+def _put_together(template: Any, arrays: Iterator[Any]) -> object:
     if template is _ARRAY:
         return next(arrays)
     if type(template) in (tuple, list):
@@ -175,7 +176,7 @@ class RecordedSite(NamedTuple):
     default: Tree | None
     """The value that the model has for a free site: of a ``param``, of a discrete site, of one with a given value."""
     scale: Tree
-    message: dict[str, Any]
+    message: Message
     """Other entries of NumPyro's message: arguments and plates."""
 
     @property

@@ -11,11 +11,12 @@ from numpyro.distributions import biject_to
 
 from ...errors import ModelStructureError
 from ..priors import is_gaussian, location
+from .messages import Message
 
 __all__ = ["initial_value"]
 
 
-def initial_value(given: Mapping[str, Any], site: dict[str, Any]) -> Any:
+def initial_value(given: Mapping[str, Any], site: Message) -> Any:
     """The value at which the model is run: what is given for a site, else a central one."""
     name = site["name"]
     if name not in given or site["type"] not in ("sample", "param") or site.get("is_observed"):
@@ -32,7 +33,7 @@ def initial_value(given: Mapping[str, Any], site: dict[str, Any]) -> Any:
         ) from error
 
 
-def _central_value(site: dict[str, Any]) -> Any:
+def _central_value(site: Message) -> Any:
     """A central value of a latent site without drawing a sample: median, else mean, else the image of zero."""
     if site["type"] != "sample" or site["is_observed"] or site["value"] is not None:
         return None

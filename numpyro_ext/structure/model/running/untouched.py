@@ -83,7 +83,7 @@ def untouched_log_densities(
     return UntouchedDensities(densities, errors, dtypes[0])
 
 
-def _working_dtype(trace: Mapping[str, Any], names: Collection[str]) -> Any:
+def _working_dtype(trace: Mapping[str, Any], names: Collection[str]) -> object:
     """The least precise dtype among distributions and values: a site of a few digits has no more in its density."""
     leaves = [leaf for name in names for part in ("fn", "value") for leaf in _leaves(trace[name][part])]
     found = [leaf.dtype for leaf in leaves if isinstance(leaf, jax.Array | np.ndarray | np.generic)]
@@ -93,7 +93,7 @@ def _working_dtype(trace: Mapping[str, Any], names: Collection[str]) -> Any:
     return min((jnp.result_type(float), *reals, *[np.dtype(np.float32)] * is_short), key=lambda d: jnp.finfo(d).bits)
 
 
-def _leaves(tree: object) -> list[Any]:
+def _leaves(tree: object) -> list[object]:
     try:
         return jax.tree.leaves(tree)
     except (TypeError, ValueError):  # of a distribution that cannot be taken apart, as tinygp's

@@ -15,7 +15,8 @@ from jax import Array
 from ....linalg.frozen_pytree import frozen_pytree
 from ....linalg.operators.operator import LinearOperator
 from ..degrees import Degree, Degrees
-from ..program import Atom, Program
+from ..equations import Atom
+from ..program import Program
 
 __all__ = ["AffineValues", "OperatorMap", "ProgramOperator"]
 

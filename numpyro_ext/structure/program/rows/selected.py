@@ -14,8 +14,9 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from ..dependence import ELEMENTWISE, propagate
+from ..equations import Atom, Constant, Equation
 from ..patterns import as_array, check_size, deduplicate
-from ..program import Atom, Constant, Equation, Program
+from ..program import Program
 
 __all__ = ["KNOWN_MODES", "SelectedDependence", "looked_up"]
 
@@ -115,7 +116,7 @@ class SelectedDependence:
         arrays = np.broadcast_arrays(*(coordinates[axis] for axis in range(len(shapes[side]))))
         return np.ravel_multi_index(arrays, shapes[side])
 
-    def _concrete(self, atom: Atom, *, only_zeros: bool = False) -> Any:
+    def _concrete(self, atom: Atom, *, only_zeros: bool = False) -> object:
         if (atom, only_zeros) not in self._known:
             known = None if atom in self._dependent else self._program.known_value(atom, only_zeros=only_zeros)
             self._known[atom, only_zeros] = known
@@ -132,7 +133,9 @@ def _aligned(index: np.ndarray, shape: tuple[int, ...], other: tuple[int, ...]) 
     return np.ravel_multi_index([np.zeros_like(index) if length == 1 else place for place, length in places], other)
 
 
-def looked_up(eqn: Equation, places: Sequence[Any], where: Any, shape: tuple[int, ...]) -> tuple[tuple[Any, ...], Any]:
+def looked_up(
+    eqn: Equation, places: Sequence[object], where: Any, shape: tuple[int, ...]
+) -> tuple[tuple[Any, ...], Any]:
     """Elements of an array that some elements of a gather are, and mask of those inside of it.
 
     :param eqn: a gather without batched dimensions.

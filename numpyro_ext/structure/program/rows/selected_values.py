@@ -13,7 +13,8 @@ from jax import Array
 from jax.lax import GatherScatterMode
 
 from ..dependence import ELEMENTWISE
-from ..program import Atom, Constant, Equation, Program, apply_equation
+from ..equations import Atom, Constant, Equation, apply_equation
+from ..program import Program
 from .costs import ROW_COSTS, RowCosts
 from .selected import KNOWN_MODES, looked_up
 
@@ -69,7 +70,7 @@ def evaluate_by_elements(
     return _extend(_Values(program, dict(env), zeros, {}, costs), list(wanted))
 
 
-def _extend(values: _Values, wanted: Sequence[Atom]) -> list[Any]:
+def _extend(values: _Values, wanted: Sequence[Atom]) -> list[object]:
     program, known, *_ = values
     for index in sorted(program.needed(wanted, known)):
         eqn = program.equations[index]

@@ -16,8 +16,9 @@ from ....linalg.gaussian.design import Dynamics, StateSpaceDesign, run_forward
 from ....linalg.padding import padded_groups
 from ..degrees import Degree, Degrees
 from ..dependence import dependence
+from ..equations import Equation
 from ..patterns import DenseDependence, Pattern
-from ..program import Equation, Program
+from ..program import Program
 from ..recurrences import body_of, layout_of
 from .affine_rows import AffineRows, Parts, atoms_of, rows_of_pattern
 
@@ -123,7 +124,7 @@ class TimeBlocks:
             first += [jnp.reshape(v, -1) for v in given[num_consts : num_consts + len(shapes)]]
         return AffineRows.select(self.program, values, parts), jnp.concatenate(after, 1), jnp.concatenate(first)
 
-    def _run(self, scan: Equation, given: Sequence[Any], starts: list[Array]) -> tuple[list[Array], list[Array]]:
+    def _run(self, scan: Equation, given: Sequence[object], starts: list[Array]) -> tuple[list[Array], list[Array]]:
         num_consts, num_carry = layout_of(scan.params)
         step = jaxpr_as_fun(body_of(scan.params))
         consts, slices = given[:num_consts], [jnp.asarray(v) for v in given[num_consts + num_carry :]]
@@ -132,7 +133,7 @@ class TimeBlocks:
         index = self.length - 1 - index if self.is_reversed else index
         slices = [v[index].reshape(self.num_blocks, self.size, *v.shape[1:]) for v in slices]
 
-        def one(carry: list[Any], now: list[Any]) -> tuple[list[Any], list[Any]]:
+        def one(carry: Sequence[object], now: Sequence[object]) -> tuple[list[Any], list[Any]]:
             found = step(*consts, *carry, *now)
             return found[:num_carry], found[num_carry:]
 
