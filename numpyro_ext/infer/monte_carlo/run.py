@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ __all__ = [
     "impossible_data",
     "no_history",
     "read_state",
+    "resumed_state",
     "record",
     "state_content",
     "state_of",
@@ -305,7 +307,7 @@ class _Unobserved(Messenger):
         self.observed = observed
         super().__init__(model)
 
-    def process_message(self, msg: dict[str, Any]) -> None:
+    def process_message(self, msg: dict[str, object]) -> None:
         if msg["type"] == "sample" and msg["name"] in self.observed and not isinstance(msg["fn"], dist.Unit):
             msg["is_observed"], msg["value"] = False, None
 
@@ -369,3 +371,29 @@ def read_state(path: str | os.PathLike[str]) -> SMCState:
     if "smc_state" not in content:
         raise ValueError(f"{os.fspath(path)!r} is no checkpoint of SMC: give another path.")
     return state_of(content["smc_state"])
+
+
+def resumed_state(
+    digest: str,
+    shape: tuple[int, int],
+    init_state: SMCState | None,
+    checkpoint: str | os.PathLike[str] | None,
+) -> SMCState | None:
+    """State to go on from, if there is one: that of a checkpoint, or the given one.
+
+    :param str digest: of the run.
+    :param shape: of its particles.
+    :raises TypeError: if what is given is no state.
+    :raises ValueError: if the state is of another run.
+    """
+    if init_state is not None and not isinstance(init_state, SMCState):
+        raise TypeError(f"init_state must be the last_state of an earlier run, got {type(init_state).__name__}.")
+    state = init_state
+    if checkpoint is not None and Path(checkpoint).exists():
+        state = read_state(checkpoint)
+    if state is not None and (state.digest != digest or state.particles.vectors.shape != shape):
+        raise ValueError(
+            "The state is of a run on other data, with another key or with other options; leave it out, or remove "
+            "the checkpoint."
+        )
+    return state

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import jax
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...structure.model.running.execution import check_key
 from ..front.files.kept_run import KeptRun
@@ -28,13 +26,13 @@ from .run import (
     SMCState,
     impossible_data,
     no_history,
-    read_state,
     record,
+    resumed_state,
     state_content,
     state_of,
     write_state,
 )
-from .steps import Ladder, PathName, Programs
+from .steps import Ladder, PathName, Programs, divided
 from .target import Target
 from .verification import check_target, refuse_other_priors
 
@@ -195,11 +193,11 @@ class SMC(Answers, KeptRun):
             target = Target(self.model, rng_key, args, kwargs, self.hyper_values)
             programs = self._programs_of(target)
             digest = self._digest(target, rng_key)
-            state = self._resumed(digest, init_state, checkpoint, target)
+            state = resumed_state(digest, (self.num_particles, target.size), init_state, checkpoint)
             if state is None:
                 keys = jax.random.split(jax.random.fold_in(rng_key, 0), self.num_particles)
                 with progress_bar(1, "SMC", enabled=self.progress_bar):  # says that it compiles
-                    particles = programs.draw(self._placed(keys), target.data)
+                    particles = programs.draw(divided(keys, self.devices), target.data)
                 check_target(target, particles.vectors)
                 target.check_left_out(particles.vectors[0])
                 state = SMCState(particles, no_history(), 0, digest)
@@ -242,7 +240,7 @@ class SMC(Answers, KeptRun):
             )
         self._check_prior(run, programs, target)
         digest = f"{run.state.digest} {self._digest(target, key)}"
-        state = self._resumed(digest, None, checkpoint, target)
+        state = resumed_state(digest, (self.num_particles, target.size), None, checkpoint)
         if state is None and self._stopped is not None and self._stopped.digest == digest:
             state = self._stopped
         if state is None:
@@ -259,28 +257,6 @@ class SMC(Answers, KeptRun):
             return
         state = state._replace(digest=self._digest(target, run.rng_key))
         self._keep(SMCRun(programs, target, state, run.rng_key, self.num_samples), run.labels)
-
-    def _resumed(
-        self,
-        digest: str,
-        init_state: SMCState | None,
-        checkpoint: str | os.PathLike[str] | None,
-        target: Target,
-    ) -> SMCState | None:
-        """The state to go on from, if there is one."""
-        if init_state is not None and not isinstance(init_state, SMCState):
-            raise TypeError(f"init_state must be the last_state of an earlier run, got {type(init_state).__name__}.")
-        state = init_state
-        if checkpoint is not None and Path(checkpoint).exists():
-            state = read_state(checkpoint)
-        if state is not None and (
-            state.digest != digest or state.particles.vectors.shape != (self.num_particles, target.size)
-        ):
-            raise ValueError(
-                "The state is of a run on other data, with another key or with other options; leave it out, or remove "
-                "the checkpoint."
-            )
-        return state
 
     def ladder(self, target: Target) -> Ladder:
         """Ladder that the options give for a model."""
@@ -335,13 +311,6 @@ class SMC(Answers, KeptRun):
     def _digest(self, target: Target, rng_key: Array) -> str:
         numbers = [leaf for leaf in jax.tree.leaves((target.args, target.kwargs)) if not isinstance(leaf, str)]
         return data_digest((numbers, rng_key), self.hyper_values, target.fingerprint)
-
-    def _placed(self, keys: Array) -> Array:
-        if self.devices is None:
-            return keys
-        mesh = Mesh(np.array(self.devices), ("particles",))
-        placed: Array = jax.device_put(keys, NamedSharding(mesh, PartitionSpec("particles")))
-        return placed
 
     def _keep(self, run: SMCRun, labels: Labels) -> None:
         self._run, self._stopped = run, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 from jax.scipy.special import logsumexp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...compilation.quick_jit import quick_jit
 from ...linalg import saved_as
@@ -27,7 +28,7 @@ from .weights import (
     shares,
 )
 
-__all__ = ["Ladder", "Particles", "PathName", "Programs", "StepInfo"]
+__all__ = ["Ladder", "Particles", "PathName", "Programs", "StepInfo", "divided"]
 
 PathName = Literal["tempered", "data"]
 _MOST_AT_ONCE = 2**23
@@ -341,3 +342,13 @@ class Programs:
             return lax.map(lambda x: function(x, data), vectors, batch_size=self._batch_size(len(vectors), data))
 
         return quick_jit(run)
+
+
+def divided(keys: Array, devices: Sequence[jax.Device] | None) -> Array:
+    """Keys of particles, divided between devices if there are any."""
+    if devices is None:
+        return keys
+    placed: Array = jax.device_put(
+        keys, NamedSharding(Mesh(np.array(devices), ("particles",)), PartitionSpec("particles"))
+    )
+    return placed
