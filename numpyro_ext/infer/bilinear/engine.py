@@ -189,6 +189,7 @@ class BilinearVG(BilinearAnswers):
     # Running
 
     writes_checkpoints = True
+    _most_cells_restarted = _MOST_CELLS_RESTARTED
 
     def _start(
         self,
@@ -240,6 +241,7 @@ class BilinearVG(BilinearAnswers):
             name=type(self).__name__,
             unit="sweeps",
             show_bar=self.progress_bar,
+            most_escapes=self._most_escapes,
             put=programs.devices.put,
             get=programs.devices.get,
         )
@@ -280,7 +282,7 @@ class BilinearVG(BilinearAnswers):
     def _num_restarts(self, reading: BilinearReading, checkpoint: Any) -> int:
         if self.num_restarts is not None:
             return self.num_restarts
-        is_small = sum(cells.size for cells in reading.cells) <= _MOST_CELLS_RESTARTED
+        is_small = sum(cells.size for cells in reading.cells) <= self._most_cells_restarted
         return _RESTARTS if is_small and checkpoint is None else 0
 
     def _read(

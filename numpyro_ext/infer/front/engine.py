@@ -54,6 +54,9 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
     :param dict dims: names of the dimensions of a site, by its name; those of plates have them by themselves.
     """
 
+    _most_escapes: ClassVar[int] = 5
+    """Points that are no maximum which iterations leave at most."""
+
     def __init__(
         self,
         model: Callable[..., object],
@@ -110,7 +113,7 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
 
     @abstractmethod
     def _restore(
-        self, content: dict[str, Any], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
+        self, content: dict[str, object], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> _Run:
         """The run from its :meth:`FinishedRun.content`."""
 

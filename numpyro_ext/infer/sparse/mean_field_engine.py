@@ -159,6 +159,7 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
             name=type(self).__name__,
             unit="steps",
             show_bar=self.progress_bar,
+            most_escapes=self._most_escapes,
         )
         found, info = fit_in_chunks(problem, values, state, before=before)
         found = judge(problem, found, info, rng_key)
@@ -239,7 +240,7 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
         return jnp.concatenate(parts)
 
     def _restore(
-        self, content: dict[str, Any], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
+        self, content: dict[str, object], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> MeanFieldRun:
         reading, space, programs, workspace = self._prepare(rng_key, args, kwargs, check=False)
         result = fit_from_content(content, reading, space, partial(programs.state_shapes, workspace=workspace))

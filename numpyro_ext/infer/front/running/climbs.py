@@ -50,6 +50,8 @@ class Climb(NamedTuple):
     of them is a metric from the first step on."""
     num_first: int = 1
     """Evaluations of the first chunk of a search: one, to have something soon, where they take time."""
+    most_escapes: int = 5
+    """Points that are no maximum which a run leaves at most."""
 
     def hyper(self, x: Array) -> dict[str, Array]:
         """All hyperparameters, constrained."""

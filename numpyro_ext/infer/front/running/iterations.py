@@ -94,6 +94,7 @@ class Iterations(NamedTuple):
     put: Callable[[Array, Any], tuple[Array, Any]] = lambda values, state: (values, state)
     """From the host to where the iterations are computed."""
     get: Callable[[Array, Any], tuple[Array, Any]] = lambda values, state: (values, state)
+    most_escapes: int = 5
 
 
 def fit_in_chunks(
@@ -182,6 +183,7 @@ def judge(problem: Iterations, fit: Fit, info: StepInfo, rng_key: Array) -> Fit:
         tol=problem.gain * scale,
         max_steps=problem.num_steps,
         find_curvature=ends.curvature,
+        most_escapes=problem.most_escapes,
     )
     with progress_bar(None, problem.name, enabled=False) as bar:
         found = learn(climb, [], rng_key, resumed=end, bar=bar)
@@ -230,7 +232,7 @@ class _Ends:
         parts = [np.ravel(x) / unit for x, (unit, _) in zip((*free, *others), self._layout, strict=True)]
         return np.concatenate([np.asarray(values), *parts])
 
-    def _unpack(self, x: object, state: object) -> tuple[Array, Any]:
+    def _unpack(self, x: object, state: object) -> tuple[Array, object]:
         values, *parts = np.split(np.asarray(x), self._ends[:-1])
         arrays = [
             jnp.asarray(unit * part.reshape(shape)) for part, (unit, shape) in zip(parts, self._layout, strict=True)

@@ -28,7 +28,6 @@ from .symmetries import names_of_directions, why_no_errors
 
 __all__ = ["Learned", "learn"]
 
-_MOST_ESCAPES = 5
 _NO_END = (
     "The search did not come to an end: where it stopped, the objective was higher further back, towards where it "
     "started. Go on from there (init_state=last_state), or give other starting values (init_values)."
@@ -151,7 +150,7 @@ def _reopen(search: SearchState, climb: Climb) -> SearchState:
 
 def _go_on(run: Searches, rng_key: Array) -> str | None:
     """Leave the best point while it is no maximum; says why if it cannot be left."""
-    for number in range(_MOST_ESCAPES + 1):
+    for number in range(run.climb.most_escapes + 1):
         assert run.best is not None
         if run.interruption:
             return None
@@ -163,13 +162,13 @@ def _go_on(run: Searches, rng_key: Array) -> str | None:
             higher = _from_plateau(run, curvature)
         if higher is not None:
             start = jnp.asarray(higher, run.climb.origin.dtype)
-            is_left = number < _MOST_ESCAPES
+            is_left = number < run.climb.most_escapes
             is_left = is_left and run.keep(run.climb_from(run.climb.begin(start, run.best.best.state)))
             if not is_left:
                 return None if run.interruption else _NO_END
         elif curvature is None or not len(curvature.rising):
             return None
-        elif number == _MOST_ESCAPES or not _leave_saddle(run, curvature, jax.random.fold_in(rng_key, number)):
+        elif number == run.climb.most_escapes or not _leave_saddle(run, curvature, jax.random.fold_in(rng_key, number)):
             break
     assert curvature is not None
     names = names_of_directions(run.climb.space, curvature.rising)
