@@ -15,6 +15,7 @@ from .comparisons import (
     preference_gp,
 )
 from .count_matrices import low_rank_count_field, poisson_factorization, receptive_field_counts
+from .event_sequences import collaborative_rnn
 from .factor_models import correlated_topic_model, factor_analysis, latent_gaussian_graphical_model
 from .gaussian_process import cox_process, gp_classification
 from .images import compressed_sensing, poisson_deblurring, wavelet_denoising, wavelet_inpainting
@@ -37,6 +38,7 @@ __all__ = [
     "binary_factorization",
     "bradley_terry",
     "collaborative_preferences",
+    "collaborative_rnn",
     "compressed_sensing",
     "correlated_topic_model",
     "cox_process",

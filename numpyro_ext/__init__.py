@@ -21,6 +21,8 @@ __all__ = [
     "BilinearEP",
     "BilinearVG",
     "Calibration",
+    "ChunkedFit",
+    "ChunkedSVI",
     "CollaborativeFit",
     "CrossValidation",
     "Engine",

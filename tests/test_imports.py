@@ -30,7 +30,7 @@ FLOORS = {
     "infer": [
         ["hyper"],
         ["front"],
-        ["gaussian", "sparse", "bilinear", "rows"],
+        ["gaussian", "sparse", "bilinear", "rows", "stochastic"],
         ["collaborative", "monte_carlo"],
         ["comparison"],
     ],

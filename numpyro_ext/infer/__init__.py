@@ -35,6 +35,8 @@ from .rows.expectation_maximisation import variational_em
 from .rows.posteriors import LatentGaussianRows, predictive_log_density
 from .rows.table import table_rows
 from .sparse.mean_field_engine import StructuredMeanField
+from .stochastic.engine import ChunkedSVI
+from .stochastic.fit import ChunkedFit
 
 __all__ = [
     "EP",
@@ -46,6 +48,8 @@ __all__ = [
     "BilinearEP",
     "BilinearVG",
     "Calibration",
+    "ChunkedFit",
+    "ChunkedSVI",
     "CollaborativeFit",
     "CrossValidation",
     "Engine",

@@ -1,0 +1,1 @@
+"""Stochastic variational inference over the rows of a plate, and over chunks of sequences."""

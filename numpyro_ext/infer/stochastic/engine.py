@@ -1,0 +1,222 @@
+"""Engine of stochastic variational inference by minibatches and by chunks of sequences."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from numpyro.infer import Trace_ELBO
+
+from ..front.files.archive import read_archive
+from .data import Rows, Sequences
+from .fit import ChunkedFit, TrainingState
+from .local_sites import LocalSites, check_by_rows
+from .program import Program, Setting
+from .training import Checkpoint, Training
+
+__all__ = ["ChunkedSVI"]
+
+
+class ChunkedSVI:
+    """NumPyro's SVI by minibatches that move only the rows they touch, for a plate's rows or for sequences in chunks.
+
+    ``param`` sites in the plate with ``event_dim`` are local: they have a row for each member, and so do their
+    optimiser's states. A step gathers the rows of its batch, runs ``SVI.update`` at that number and writes them back,
+    so that its cost does not depend on the size of the plate, and rows that were not seen stay as they were. Local
+    parameters take the gradient of their own rows, shared ones that of the batch scaled up by the plate.
+
+    **Rows.** Without ``chunk`` the data are an array, or a tuple of arrays, with one row for each member of the plate.
+    The model is called as ``model(members, *rows, **kwargs)`` with the indices of the batch, which the plate gets too;
+    it writes ``numpyro.plate(name, size, subsample_size=len(members))``.
+
+    **Sequences.** With ``chunk`` the data are sequences of events, and the model is called as ``model(users, events,
+    mask, carry, *, num_users, num_items, **kwargs)`` with items of shape ``(users, steps)``, where these are events,
+    and what the chunk before returned. It returns its new carry, through which no gradient goes (truncated
+    backpropagation). Each chunk is one step, to which priors count by its share of the events. Users of like length
+    come together.
+
+    **Example:**
+
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> import optax
+    >>> from jax import random
+    >>> from numpyro_ext.infer import ChunkedSVI
+    >>> def rates(shops, sales, num_shops):
+    ...     with numpyro.plate("shops", num_shops, subsample_size=len(shops)):
+    ...         rate = numpyro.param("rate", jnp.ones(num_shops), constraint=dist.constraints.positive, event_dim=0)
+    ...         numpyro.sample("sales", dist.Poisson(rate), obs=sales)
+    >>> engine = ChunkedSVI(rates, optim=optax.adam(0.1), plate="shops", batch_size=2, progress_bar=False)
+    >>> fit = engine.run(random.key(0), np.array([2, 4, 6]), num_epochs=300, num_shops=3)
+    >>> print(np.round(fit.params["rate"]))
+    [2. 4. 6.]
+
+    :param model: NumPyro model.
+    :param guide: guide of its latent sites, autoguides as well; without one, ``param`` sites are fitted by maximum
+        likelihood.
+    :param optim: optax optimiser whose steps of one row do not depend on other rows.
+    :param loss: loss of NumPyro's SVI.
+    :param str plate: name of the plate that comes in batches.
+    :param int batch_size: members of a batch. With 1 and ``chunk``, this is gradient descent user by user.
+    :param chunk: events of a step.
+    :param max_chunks: only the last ``max_chunks * chunk`` events of each user are trained on.
+    :param bool progress_bar: show a bar.
+    :raises TypeError: for an optimiser that is not optax's.
+    :raises ValueError: for numbers that are not positive.
+
+    **Cost:** a step is one of SVI on the batch. Memory is that of the tables and of the optimiser's state, and the
+    tables once more for the best on validation.
+
+    **Source:** Hoffman, Blei, Wang and Paisley (2013), *Stochastic variational inference*; for chunks Ko (2017),
+    thesis, section 3.3, algorithms 7 and 8.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: Callable[..., Any] | None = None,
+        optim: optax.GradientTransformation | None = None,
+        loss: Any = None,
+        *,
+        plate: str,
+        batch_size: int,
+        chunk: int | None = None,
+        max_chunks: int | None = None,
+        progress_bar: bool = True,
+    ) -> None:
+        if not isinstance(optim, optax.GradientTransformation):
+            raise TypeError(f"ChunkedSVI: optim is an optax optimiser, such as optax.adam(0.01); got {optim!r}.")
+        for name, value in (("batch_size", batch_size), ("chunk", chunk), ("max_chunks", max_chunks)):
+            if (value is not None or name == "batch_size") and not _is_count(value):
+                raise ValueError(f"ChunkedSVI: {name} is a positive integer; got {value!r}.")
+        if max_chunks is not None and chunk is None:
+            raise ValueError("ChunkedSVI: max_chunks needs chunk=.")
+        if chunk is not None and getattr(loss, "num_particles", 1) != 1:
+            raise ValueError("ChunkedSVI: with chunk= there is one carry, so the loss has one particle.")
+        self.model, self.guide, self.optim, self.plate = model, guide, optim, plate
+        self.loss = Trace_ELBO() if loss is None else loss
+        self.batch_size, self.progress_bar = int(batch_size), progress_bar
+        self.chunk = None if chunk is None else int(chunk)
+        self.max_chunks = None if max_chunks is None else int(max_chunks)
+        self._kept: tuple[Setting, Program] | None = None
+
+    def run(
+        self,
+        rng_key: Array,
+        data: Any,
+        *,
+        num_epochs: int,
+        carry: Any = None,
+        patience: int | None = None,
+        init_state: TrainingState | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_minutes: float = 10.0,
+        **kwargs: Any,
+    ) -> ChunkedFit:
+        """Train.
+
+        An interrupt from the keyboard ends the run after the batch that is being computed, and what it has is returned.
+        A step whose loss or parameters are not finite is not taken, nor the rest of its batch, and the rate is halved;
+        the third time the run ends. Both are warned of and told by ``fit.stopped``.
+
+        :param rng_key: key of the initial values, the order of batches and the draws of the guide.
+        :param data: rows, or sequences with ``items``, ``starts``, ``lengths`` and ``num_items``. A split (``train``
+            and ``validation``) is scored on its validation after each epoch, and the best parameters are kept.
+        :param int num_epochs: passes over the data, those of ``init_state`` among them.
+        :param carry: state of one user before the first event, an array or a tree of arrays; by default zeros of the
+            shape ``(width,)``, where ``width`` is an argument of the model.
+        :param patience: epochs without a better validation after which to stop; by default all are run.
+        :param init_state: ``fit.last_state`` of a run on the same data with the same options, to go on from: what
+            comes is what an uninterrupted run would have computed, bit for bit.
+        :param checkpoint: path of a file that the state is written to; if it exists, the run goes on from it.
+        :param float checkpoint_minutes: minutes between two writes; it is written at the end as well.
+        :param kwargs: further arguments of the model.
+        :return: the fit.
+        :raises ValueError: if the data or the state do not fit the model, or a parameter cannot be taken by rows; the
+            message says what to write.
+        """
+        for name, value in (("num_epochs", num_epochs), ("patience", patience)):
+            if not (_is_count(value) or (value is None and name == "patience")):
+                raise ValueError(f"ChunkedSVI.run: {name} is a positive integer; got {value!r}.")
+        source: Rows | Sequences = Sequences.of(data, self.chunk, self.max_chunks) if self.chunk else Rows.of(data)
+        if isinstance(source, Sequences):
+            kwargs = {"num_users": source.num_rows, "num_items": source.num_items, **kwargs}
+            if carry is None and not _is_count(kwargs.get("width")):
+                raise ValueError(
+                    "ChunkedSVI.run: give the carry of one user before the first event, such as carry=jnp.zeros(32). "
+                    "Only for models with an argument width it is zeros of that number by default."
+                )
+            carry = jnp.zeros(kwargs["width"]) if carry is None else jax.tree.map(jnp.asarray, carry)
+        elif carry is not None:
+            raise ValueError("ChunkedSVI.run: there is no carry without chunk=.")
+        if patience is not None and source.validation is None:
+            raise ValueError("ChunkedSVI.run: patience needs a validation, as a split of sequences has.")
+        setting = Setting(kwargs, carry, source.num_rows)
+        if checkpoint is not None and Path(checkpoint).exists():
+            init_state = TrainingState.unpacked(read_archive(checkpoint)["training"])
+        program = self._program(setting)
+        state = self._begin(program, rng_key, source, setting, init_state)
+        file = None if checkpoint is None else Checkpoint(Path(checkpoint), checkpoint_minutes)
+        training = Training(program, source, setting, self.batch_size, state, file)
+        stopped = training.run(int(num_epochs), patience, self.progress_bar)
+        state = training.state
+        best = state.parameters if state.best is None else state.parameters._replace(**state.best)
+        params, notes = program.constrained(best), (*source.notes, *training.notes)
+        return ChunkedFit(program, self.batch_size, params, state, stopped, notes, setting)
+
+    def load(self, path: str | os.PathLike[str]) -> ChunkedFit:
+        """Fit from a file of :meth:`ChunkedFit.save`, by an engine of the same model and options.
+
+        :param path: of the file.
+        """
+        content = read_archive(path)
+        if "params" not in content:
+            raise ValueError(f"{os.fspath(path)!r} is no fit of ChunkedSVI: a checkpoint is for run(checkpoint=...).")
+        setting = Setting(**content["setting"])
+        program = self._program(setting)
+        program.sites = LocalSites(content["axes"], setting.num_rows)
+        state = TrainingState.unpacked(content["training"])
+        return ChunkedFit(
+            program, self.batch_size, content["params"], state, content["stopped"], tuple(content["notes"]), setting
+        )
+
+    def _program(self, setting: Setting) -> Program:
+        """Compiled programs, those of the last run if its setting was the same."""
+        if self._kept is None or self._kept[0] != setting or not self._kept[1].can_be_kept:
+            program = Program(self.model, self.guide, self.optim, self.loss, self.plate, self.chunk)
+            self._kept = (setting, program)
+        return self._kept[1]
+
+    def _begin(
+        self, program: Program, rng_key: Array, source: Rows | Sequences, setting: Setting, given: TrainingState | None
+    ) -> TrainingState:
+        """State to begin with, from the model or from one that is given."""
+        init_key, order_key, key = jax.random.split(rng_key, 3)
+        users, args = source.first(self.batch_size, setting.carry)
+        parameters = program.init(init_key, source.num_rows, users, args, setting.kwargs)
+        if program.sites.axes:
+            check_by_rows(self.optim)
+        if given is None:
+            return TrainingState(parameters, None, 0, key, order_key, 1.0, 0, 0, 0, 0.0, 0, (), ())
+        found, wanted = jax.tree.leaves(given.parameters), jax.tree.leaves(parameters)
+        if [(x.shape, x.dtype) for x in found] != [(x.shape, x.dtype) for x in wanted]:
+            raise ValueError(
+                "ChunkedSVI.run: init_state (or the checkpoint) is of another model, optimiser or number of rows: its "
+                f"arrays have the shapes {[x.shape for x in found]}, and these have {[x.shape for x in wanted]}."
+            )
+        # copies, since a run overwrites its buffers
+        copies = [jnp.array(x) for x in found]
+        return given._replace(parameters=jax.tree.unflatten(jax.tree.structure(parameters), copies))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value > 0)

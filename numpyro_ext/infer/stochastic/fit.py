@@ -1,0 +1,231 @@
+"""Result of a stochastic fit: parameters, what was lost on the way, and predictions of events."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import ArrayLike
+from scipy.special import logsumexp
+
+from ...display import Shown
+from ..front.files.archive import write_archive
+from .chunks import Events, checked_events, joined
+from .program import Parameters, Program, Setting
+
+__all__ = ["ChunkedFit", "TrainingState"]
+
+
+class TrainingState(NamedTuple):
+    """All that a run needs to go on to the bit."""
+
+    parameters: Parameters
+    best: dict[str, Any] | None
+    """Values of parameters, on the real line, that were best on validation."""
+    best_epoch: int
+    key: Array
+    """Key of the next draws."""
+    order_key: Array
+    """Key of the order of batches."""
+    rate: float
+    """Factor of all steps: halved by each loss that was not finite."""
+    num_failures: int
+    epoch: int
+    batch: int
+    """Batches of this epoch that are done."""
+    total: float
+    """Loss of these."""
+    seen: int
+    """Events, or rows, of these."""
+    losses: tuple[float, ...]
+    errors: tuple[float, ...]
+
+    def packed(self) -> dict[str, Any]:
+        """State as dictionaries, lists and numbers, for a file."""
+        parameters = self.parameters._asdict()
+        for name in ("shared_state", "row_states"):
+            parameters[name] = jax.tree.leaves(parameters[name])
+        return {**self._asdict(), "parameters": parameters}
+
+    @classmethod
+    def unpacked(cls, content: dict[str, Any]) -> TrainingState:
+        """State from :meth:`packed`; those of the optimiser stay lists until a run gives them their structure."""
+        return cls(**{**content, "parameters": Parameters(**content["parameters"])})
+
+
+class ChunkedFit(Shown):
+    """Fitted parameters of :class:`~numpyro_ext.infer.ChunkedSVI`, and the predictions that they make.
+
+    :param program: of the run.
+    :param int batch_size: users whose events are scored side by side.
+    :param params: values of all ``param`` sites by name; local ones are whole tables.
+    :param last_state: for ``run(..., init_state=fit.last_state)``.
+    :param str stopped: why the run ended: ``"num_epochs"``, ``"patience"``, ``"interrupted"`` or ``"not finite"``.
+    :param notes: what was left out of the data or went wrong.
+    :param setting: arguments of the run.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        batch_size: int,
+        params: dict[str, Array],
+        last_state: TrainingState,
+        stopped: str,
+        notes: tuple[str, ...],
+        setting: Setting,
+    ) -> None:
+        self._program, self._batch_size, self._setting = program, batch_size, setting
+        self.params, self.last_state, self.stopped, self.notes = params, last_state, stopped, notes
+
+    @property
+    def losses(self) -> np.ndarray:
+        """Loss of each epoch, per event, or per row without ``chunk``, averaged while parameters moved."""
+        return np.array(self.last_state.losses)
+
+    @property
+    def validation_errors(self) -> np.ndarray:
+        """Error on the validation after each epoch: nats per event, mean over users of the mean over their events."""
+        return np.array(self.last_state.errors)
+
+    @property
+    def best_epoch(self) -> int:
+        """Epoch, from one, whose parameters ``params`` has: the best on validation, or the last without one."""
+        return self.last_state.best_epoch or self.last_state.epoch
+
+    @property
+    def num_items(self) -> int:
+        """Number of items that events are of."""
+        return int(self._setting.options["num_items"])
+
+    def _shown(self) -> list[str]:
+        state = self.last_state
+        unit = "event" if self._program.chunk else "row"
+        lines = [f"ChunkedFit: {state.epoch} epochs, ended by {self.stopped}"]
+        if state.losses:
+            lines.append(f"loss {state.losses[-1]:.4f} nats per {unit} in the last epoch")
+        if state.errors:
+            lines.append(f"validation {min(state.errors):.4f} nats per event, epoch {self.best_epoch}")
+        return [*lines, *self.notes]
+
+    def event_log_probabilities(
+        self, sequences: Any, *, num_draws: int = 1, rng_key: Array | None = None
+    ) -> np.ndarray:
+        """Log probability of each event given those of its user before it.
+
+        :param sequences: of the users that were fitted, with ``items``, ``starts``, ``lengths``.
+        :param int num_draws: draws of the guide that probabilities are averaged over.
+        :param rng_key: for these.
+        :return: shape ``(total,)``, in the order of ``items``.
+        :raises ValueError: for other items, or other users where the model has a personal part.
+        """
+        self._check_sequential()
+        events = checked_events(sequences, self.num_items)
+        key = jax.random.key(0) if rng_key is None else rng_key
+        draws = [
+            self._program.event_scores(self.params, k, events, self._batch_size, self._setting)
+            for k in jax.random.split(key, num_draws)
+        ]
+        averaged: np.ndarray = logsumexp(draws, axis=0) - np.log(num_draws)
+        return averaged
+
+    def log_predictive(self, split: Any, *, num_draws: int = 1, rng_key: Array | None = None) -> np.ndarray:
+        """Log probability of each test event of a split given all events of its user before it.
+
+        :param split: with ``train``, ``validation`` and ``test``, such as ``EventSequences.split`` makes.
+        :param int num_draws: draws of the guide that probabilities are averaged over.
+        :param rng_key: for these.
+        :return: shape ``(test events,)``, user by user.
+        """
+        self._check_sequential()
+        parts = [checked_events(getattr(split, name), self.num_items) for name in ("train", "validation", "test")]
+        history = joined(parts[0], parts[1])
+        whole = joined(history, parts[2])
+        scores = self.event_log_probabilities(whole, num_draws=num_draws, rng_key=rng_key)
+        found: np.ndarray = scores[later_than(whole, np.asarray(history.lengths))]
+        return found
+
+    def next_log_probabilities(
+        self, history: ArrayLike, user: int | None = None, *, num_draws: int = 1, rng_key: Array | None = None
+    ) -> np.ndarray:
+        """Log probabilities of all items to be next.
+
+        :param history: indices of the items so far, in order; may be empty.
+        :param user: index of a user of the fit; may be ``None`` where the model has no personal part.
+        :param int num_draws: draws of the guide that probabilities are averaged over.
+        :param rng_key: for these.
+        :return: shape ``(items,)``.
+        """
+        self._check_sequential()
+        items = np.asarray(history, np.int64 if np.size(history) == 0 else None)
+        if items.ndim != 1 or items.dtype.kind not in "iu" or (items < 0).any() or (items >= self.num_items).any():
+            raise ValueError(f"ChunkedFit: a history is a vector of items from 0 to {self.num_items - 1}.")
+        num_users = self._setting.num_rows
+        if user is None and self._program.sites.axes:
+            names = ", ".join(map(repr, self._program.sites.axes))
+            raise ValueError(f"ChunkedFit: {names} are personal; give user=, the index of someone who was fitted.")
+        if user is not None and not 0 <= user < num_users:
+            raise ValueError(f"ChunkedFit: users are 0 to {num_users - 1}; got {user}.")
+        width = self._program.chunk or 1
+        # to few lengths, as each is a program
+        padded = np.zeros(width * 2 ** (len(items) // width).bit_length(), np.int32)
+        padded[: len(items)] = items
+        key = jax.random.key(0) if rng_key is None else rng_key
+        draws = [
+            self._program.next_logits(
+                self.params,
+                k,
+                jnp.asarray(user or 0),
+                jnp.asarray(len(items)),
+                padded,
+                self._setting.carry,
+                self._setting.arrays,
+                width=width,
+                setting=self._setting,
+            )
+            for k in jax.random.split(key, num_draws)
+        ]
+        averaged: np.ndarray = logsumexp(np.asarray(draws, float), axis=0) - np.log(num_draws)
+        return averaged
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fit and its state to a file, for ``ChunkedSVI.load``.
+
+        :param path: of the file.
+        """
+        setting = {name: getattr(self._setting, name) for name in ("kwargs", "carry", "num_rows")}
+        write_archive(
+            path,
+            {
+                "params": self.params,
+                "training": self.last_state.packed(),
+                "stopped": self.stopped,
+                "notes": self.notes,
+                "setting": setting,
+                "axes": self._program.sites.axes,
+            },
+        )
+
+    def _check_sequential(self) -> None:
+        if not self._program.chunk:
+            raise ValueError("ChunkedFit: only models of sequences (chunk=) predict next events.")
+
+
+def later_than(events: Events, counts: np.ndarray) -> np.ndarray:
+    """Mask of the events that have ``counts[user]`` events of their user before them, at least."""
+    lengths = np.asarray(events.lengths)
+    place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return np.asarray(place >= np.repeat(counts, lengths))
+
+
+def mean_error(events: Events, scores: np.ndarray, counts: np.ndarray) -> float:
+    """Error in nats per event after the first ``counts`` of each user: mean over users of the mean over events."""
+    later, lengths = later_than(events, counts), np.asarray(events.lengths)
+    users = np.repeat(np.arange(lengths.size), lengths)[later]
+    number = np.bincount(users, minlength=lengths.size)
+    sums = np.bincount(users, -scores[later], minlength=lengths.size)
+    return float(np.mean(sums[number > 0] / number[number > 0]))
