@@ -342,6 +342,8 @@ def test_fits_of_one_engine_do_not_disturb_each_other(engine):
         second.event_log_probabilities(log)
     with pytest.raises(ValueError, match="are personal; give user="):
         first.next_log_probabilities([0, 1])
+    with pytest.raises(ValueError, match="'bias' is a free parameter of each user"):
+        first.fold_in([0, 1])
 
 
 @pytest.mark.thorough

@@ -19,7 +19,7 @@ from numpyro.primitives import mutable
 from .chunks import Events, batches_of_events, chunk_of
 from .local_sites import InBatch, LocalSites, Recorder, by_rows, parted
 
-__all__ = ["Parameters", "Program", "Setting", "of_each"]
+__all__ = ["Parameters", "Program", "Setting", "logits_of", "of_each"]
 
 _CARRY = "_carry"
 
@@ -366,13 +366,17 @@ class Program:
         carry = lax.fori_loop(0, last, body, of_each(carry, 1))
         chunk, mask, _ = chunk_of(events, start, length[None] + 1, last, width)
         seen, _ = self._seen(rows, key, users, (chunk, mask, carry), kwargs)
-        fn = next(iter(seen.values()))["fn"]
-        while hasattr(fn, "base_dist"):
-            fn = fn.base_dist
-        if len(seen) != 1 or not hasattr(fn, "logits"):
-            raise ValueError("ChunkedSVI: next_log_probabilities needs one observed site, of a Categorical.")
-        logits = jnp.broadcast_to(fn.logits, (1, width, fn.logits.shape[-1]))
-        return jax.nn.log_softmax(logits[0, length % width])
+        return jax.nn.log_softmax(logits_of(seen, width)[0, length % width])
+
+
+def logits_of(sites: Mapping[str, Any], num_steps: int) -> Array:
+    """Logits of the one observed site of one user, shape ``(1, steps, items)``."""
+    seen = [site["fn"] for site in sites.values() if site["type"] == "sample" and site["is_observed"]]
+    while len(seen) == 1 and hasattr(seen[0], "base_dist"):
+        seen = [seen[0].base_dist]
+    if len(seen) != 1 or not hasattr(seen[0], "logits"):
+        raise ValueError("ChunkedFit: probabilities of the next event need one observed site, of a Categorical.")
+    return jnp.broadcast_to(seen[0].logits, (1, num_steps, seen[0].logits.shape[-1]))
 
 
 def of_each(carry: Any, number: int) -> Any:

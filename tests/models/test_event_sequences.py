@@ -1,0 +1,117 @@
+"""Collaborative recurrent network: what its personal parts add to a pooled one."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import random
+from numpyro.handlers import scale, seed, substitute, trace
+from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.util import log_density
+
+from numpyro_ext.infer import ChunkedSVI
+from numpyro_ext.models import collaborative_rnn
+from tests.monte_carlo import NUM_ERRORS
+
+SIZES = {"num_users": 3, "num_items": 5, "width": 2}
+EVENTS = jnp.array([[0, 1, 2, 3], [4, 3, 0, 0]])
+MASK = jnp.array([[True] * 4, [True, True, False, False]])
+ARGUMENTS = (jnp.array([2, 0]), EVENTS, MASK, jnp.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("cell", ["tanh", "gru"])
+@pytest.mark.parametrize("candidate", ["tanh", "logistic"])
+def test_matrices_of_all_personal_parts_act_as_free_ones(cell, candidate):
+    """Each kind, at its own values, has the density of free matrices that are their sums, for rows out of order."""
+
+    def sites(values, **options):
+        model = substitute(seed(collaborative_rnn, 0), values)
+        found = trace(model).get_trace(*ARGUMENTS, **SIZES, cell=cell, candidate=candidate, rank=2, **options)
+        return {name: site for name, site in found.items() if site["type"] != "plate"}
+
+    for personal in ("none", "deviation", "low-rank"):
+        own = sites({"W_out_basis": jnp.zeros((2, 5))}, personal=personal)
+        values = {name: site["value"] for name, site in own.items()}
+        free = {name: values[name] for name in ("W_in", "W_out", "W_zi", "W_ri") if name in values}
+        for gate in ["h"] if cell == "tanh" else ["h", "zh", "rh"]:
+            matrices = jnp.broadcast_to(values[f"W_{gate}"], (2, 1, 2, 2))
+            if personal == "deviation":
+                matrices = matrices + values[f"W_{gate}_deviation"]
+            if personal == "low-rank":
+                basis = values[f"W_{gate}_basis"]
+                matrices = matrices + jnp.einsum("uak,kij->uaij", values["coefficients"], basis)
+            free[f"W_{gate}"] = jnp.zeros((3, 1, 2, 2)).at[jnp.array([2, 0])].set(matrices)
+        full = sites(free, personal="full")
+        log_probs = [run["event"]["fn"].log_prob(EVENTS) for run in (own, full)]
+        np.testing.assert_allclose(*log_probs, rtol=1e-5)
+
+
+def test_options_that_do_not_exist_are_named():
+    with pytest.raises(ValueError, match="personal is one of .*low-rank.*; got 'some'"):
+        collaborative_rnn(*ARGUMENTS, **SIZES, personal="some")
+
+
+@pytest.fixture(scope="module")
+def low_rank():
+    rng = np.random.default_rng(0)
+    log = SimpleNamespace(
+        items=rng.integers(0, 4, 30), starts=np.array([0, 10, 20]), lengths=np.full(3, 10), num_items=4
+    )
+    engine = ChunkedSVI(
+        collaborative_rnn,
+        AutoNormal(collaborative_rnn, init_scale=0.1),
+        optax.adam(0.05),
+        plate="users",
+        batch_size=3,
+        chunk=10,
+        progress_bar=False,
+    )
+    return engine.run(random.key(0), log, num_epochs=30, width=3, personal="low-rank", rank=2)
+
+
+@pytest.mark.thorough
+def test_someone_new_has_the_posterior_of_the_model(low_rank):
+    history = np.array([0, 1, 1, 3, 0, 0, 2])
+    options = {"num_users": 3, "num_items": 4, "width": 3, "personal": "low-rank", "rank": 2}
+    args = (jnp.array([0]), np.append(history, 0)[None], jnp.arange(8)[None] < 7, jnp.zeros((1, 3)))
+
+    def given(numbers):
+        return {**low_rank.params, "coefficients": jnp.zeros((1, 1, 2)).at[0, 0].set(numbers)}
+
+    @jax.jit
+    def density(numbers):
+        with scale(scale=1 / 3):  # one user of three stands for all in the plate
+            return log_density(collaborative_rnn, args, options, given(numbers))[0]
+
+    @jax.jit
+    def logits(numbers):
+        found = trace(substitute(seed(collaborative_rnn, 0), given(numbers))).get_trace(*args, **options)
+        return found["event"]["fn"].base_dist.logits[0]
+
+    nobody, person = low_rank.fold_in([[], [*history, 9]])
+    assert person.converged and (nobody.num_dropped, person.num_dropped) == (0, 1)
+    np.testing.assert_array_equal(nobody.mean, 0.0)
+    np.testing.assert_allclose(nobody.covariance, np.eye(2), atol=1e-12)
+    np.testing.assert_allclose(nobody.log_evidence, 0.0, atol=1e-12)
+
+    mean = jnp.asarray(person.mean)
+    np.testing.assert_allclose(jax.grad(density)(mean), 0.0, atol=1e-6)
+    slopes, probabilities = np.asarray(jax.jacobian(logits)(mean)), np.asarray(jax.nn.softmax(logits(mean)))
+    curvature = np.eye(2)
+    for J, p in list(zip(slopes, probabilities, strict=True))[:7]:
+        curvature += J.T @ (np.diag(p) - np.outer(p, p)) @ J
+    np.testing.assert_allclose(person.covariance, np.linalg.inv(curvature), rtol=1e-6)
+    evidence = density(mean) + np.log(2 * np.pi) - 0.5 * np.linalg.slogdet(curvature)[1]
+    np.testing.assert_allclose(person.log_evidence, evidence, rtol=1e-10)
+
+    # the next item, averaged over the Gaussian by quadrature
+    nodes, weights = np.polynomial.hermite_e.hermegauss(12)
+    points = np.stack(np.meshgrid(nodes, nodes), -1).reshape(-1, 2) @ np.linalg.cholesky(person.covariance).T
+    each = jax.nn.softmax(jax.vmap(logits)(mean + points)[:, 7])
+    expected = np.outer(weights, weights).ravel() @ np.asarray(each) / weights.sum() ** 2
+    found = person.next_probabilities(2000)
+    spread = np.asarray(each).std(0).max()
+    np.testing.assert_allclose(found, expected, atol=NUM_ERRORS * spread / 2000**0.5)
