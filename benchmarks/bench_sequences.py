@@ -1,0 +1,166 @@
+"""Cost of a step of ``ChunkedSVI`` on a collaborative network: by hand, by number of users, its products alone.
+
+Run as ``python -m benchmarks.bench_sequences``; CPU seconds of this process, medians of repeated steps.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, lax, random
+from numpyro.infer import SVI, Trace_ELBO
+
+from numpyro_ext.infer import ChunkedSVI
+from numpyro_ext.infer.stochastic.data import Sequences
+from numpyro_ext.infer.stochastic.program import Program, Setting
+from numpyro_ext.models import collaborative_rnn
+
+BATCH, CHUNK, WIDTH, ITEMS, REPEATS = 20, 64, 32, 1000, 15
+OPTIM = optax.rmsprop(0.0075, decay=0.997)
+OPTIONS = {"num_items": ITEMS, "width": WIDTH, "cell": "gru"}
+
+
+def median_seconds(step: Callable[[], Any]) -> float:
+    """CPU seconds of a step, the first two left out."""
+    found = []
+    for _ in range(REPEATS + 2):
+        start = time.process_time()
+        jax.block_until_ready(step())
+        found.append(time.process_time() - start)
+    return float(np.median(found[2:]))
+
+
+def log_of(num_users: int) -> SimpleNamespace:
+    """One chunk of events for each user."""
+    lengths = np.full(num_users, CHUNK)
+    items = np.random.default_rng(0).integers(0, ITEMS, lengths.sum())
+    return SimpleNamespace(items=items, lengths=lengths, starts=np.cumsum(lengths) - lengths, num_items=ITEMS)
+
+
+def by_rows(num_users: int) -> float:
+    """A step of the engine's own program."""
+    source = Sequences.of(log_of(num_users), CHUNK, None)
+    setting = Setting({**OPTIONS, "num_users": num_users}, jnp.zeros(WIDTH), num_users)
+    program = Program(collaborative_rnn, None, OPTIM, Trace_ELBO(), "users", CHUNK)
+    users, args = source.first(BATCH, setting.carry)
+    state: Any = program.init(random.key(0), num_users, users, args, setting.kwargs)
+    rng, key = np.random.default_rng(1), random.key(1)
+
+    def step() -> Any:
+        nonlocal state
+        rows = jnp.asarray(rng.choice(num_users, BATCH, replace=False))
+        state, _, total, good = program.run_chunks(
+            state, key, 1.0, rows, 1, source.events, setting.carry, {}, width=CHUNK, setting=setting
+        )
+        return total, good
+
+    return median_seconds(step)
+
+
+def dense(num_users: int) -> float:
+    """A step of NumPyro's SVI on whole tables."""
+    svi = SVI(collaborative_rnn, lambda *args, **kwargs: None, OPTIM, Trace_ELBO())
+    log = log_of(num_users)
+    events = jnp.asarray(log.items.reshape(num_users, CHUNK)[:BATCH])
+    args = (jnp.arange(BATCH), events, jnp.ones(events.shape, bool), jnp.zeros((BATCH, WIDTH)))
+    state = svi.init(random.key(0), *args, num_users=num_users, **OPTIONS)
+    update = jax.jit(partial(svi.update, num_users=num_users, **OPTIONS), donate_argnums=0)
+
+    def step() -> Any:
+        nonlocal state
+        state, loss = update(state, *args)
+        return loss
+
+    return median_seconds(step)
+
+
+def by_hand(num_users: int) -> float:
+    """The same step without NumPyro: rows gathered, gradients, RMSprop, rows written back."""
+    rng = np.random.default_rng(0)
+    shapes = {"W_in": (WIDTH, ITEMS), "W_zi": (WIDTH, ITEMS), "W_ri": (WIDTH, ITEMS), "W_out": (ITEMS, WIDTH)}
+    personal = {name: (num_users, WIDTH, WIDTH) for name in ("W_h", "W_zh", "W_rh")}
+    values = {name: jnp.asarray(rng.normal(size=shape) / WIDTH**0.5) for name, shape in (shapes | personal).items()}
+    means = {name: jnp.zeros_like(value) for name, value in values.items()}
+    log = log_of(num_users)
+    events = jnp.asarray(log.items.reshape(num_users, CHUNK))
+
+    def loss(values: dict[str, Array], items: Array) -> Array:
+        def cell(h: Array, taken: list[Array]) -> tuple[Array, Array]:
+            z = jax.nn.sigmoid(jnp.einsum("uij,uj->ui", values["W_zh"], h) + taken[1])
+            r = jax.nn.sigmoid(jnp.einsum("uij,uj->ui", values["W_rh"], h) + taken[2])
+            new = jnp.tanh(jnp.einsum("uij,uj->ui", values["W_h"], r * h) + taken[0])
+            return (1 - z) * h + z * new, h
+
+        inputs = [values[name].T[items.T] for name in ("W_in", "W_zi", "W_ri")]
+        _, before = lax.scan(cell, jnp.zeros((BATCH, WIDTH)), inputs)
+        logs = jax.nn.log_softmax(jnp.swapaxes(before, 0, 1) @ values["W_out"].T)
+        return -jnp.take_along_axis(logs, items[..., None], 2).sum()
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def update(values: dict[str, Array], means: dict[str, Array], users: Array) -> Any:
+        own = {name: value[users] if name in personal else value for name, value in values.items()}
+        total, grads = jax.value_and_grad(loss)(own, events[users])
+        for name, grad in grads.items():
+            at = users if name in personal else slice(None)
+            mean = 0.997 * means[name][at] + 0.003 * grad**2
+            means[name] = means[name].at[at].set(mean)
+            values[name] = values[name].at[at].add(-0.0075 * grad * lax.rsqrt(mean + 1e-8))
+        return values, means, total
+
+    draws = np.random.default_rng(1)
+
+    def step() -> Any:
+        nonlocal values, means
+        values, means, total = update(values, means, jnp.asarray(draws.choice(num_users, BATCH, replace=False)))
+        return total
+
+    return median_seconds(step)
+
+
+def products_alone() -> float:
+    """The three products with the item matrix in a step: scores, and their gradients."""
+    h, W = jnp.ones((BATCH * CHUNK, WIDTH)), jnp.ones((ITEMS, WIDTH))
+    products = jax.jit(jax.value_and_grad(lambda h, W: (h @ W.T).sum(), argnums=(0, 1)))
+    return median_seconds(lambda: products(h, W))
+
+
+def epoch(num_users: int, mean_length: int) -> float:
+    """An epoch on lengths as uneven as those of the Wikipedia sequences."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(np.log(mean_length) - 0.5, 1.0, num_users).astype(int), 5, 1500)
+    items = rng.integers(0, ITEMS, lengths.sum())
+    log = SimpleNamespace(items=items, lengths=lengths, starts=np.cumsum(lengths) - lengths, num_items=ITEMS)
+    engine = ChunkedSVI(
+        collaborative_rnn, optim=OPTIM, plate="users", batch_size=BATCH, chunk=CHUNK, progress_bar=False
+    )
+    fit = engine.run(random.key(0), log, num_epochs=1, width=WIDTH, cell="gru")
+    start = time.process_time()
+    engine.run(random.key(0), log, num_epochs=2, width=WIDTH, cell="gru", init_state=fit.last_state)
+    return time.process_time() - start
+
+
+def main() -> None:
+    """Print the table."""
+    print("| what | CPU-s |\n|---|---|")
+    print(f"| the three products with the item matrix | {products_alone():.4f} |")
+    for users in (1_000, 10_000, 100_000):
+        print(f"| by hand, {users:,} users | {by_hand(users):.4f} |")
+        print(f"| ChunkedSVI, {users:,} users | {by_rows(users):.4f} |", flush=True)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"| (peak memory so far, GiB) | {peak:.2f} |", flush=True)
+    print(f"| NumPyro's SVI, 1,000 users | {dense(1_000):.4f} |")
+    print(f"| NumPyro's SVI, 8,227 users | {dense(8_227):.4f} |", flush=True)
+    print(f"| an epoch: 567 users, 46,000 events | {epoch(567, 81):.2f} |")
+
+
+if __name__ == "__main__":
+    main()
