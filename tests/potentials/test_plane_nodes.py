@@ -31,6 +31,9 @@ def _log_factors(e, kind, y, xp=jnp):
     return sum(xp.where(kind == k, value, 0.0) for k, value in enumerate(each))
 
 
+NUM_RANDOM = 40
+
+
 def _cases():
     rows = []
     for kind in range(len(KINDS)):
@@ -45,13 +48,13 @@ def _cases():
 KIND, Y, MEAN, COVARIANCE = _cases()
 
 
-def _by_grid(kind, y, mean, covariance):
+def _by_grid(log_factors, mean, covariance):
     """Log integral, mean and covariance by a grid that shrinks onto the mass."""
     triangle, low, high = np.linalg.cholesky(covariance), np.full(2, -9.0), np.full(2, 9.0)
     for _ in range(3):
         axes = [np.linspace(a, b, 301) for a, b in zip(low, high, strict=True)]
         z = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
-        value = _log_factors(mean + z @ triangle.T, kind, y, np) - 0.5 * np.sum(z**2, axis=1)
+        value = log_factors(mean + z @ triangle.T) - 0.5 * np.sum(z**2, axis=1)
         total, step = logsumexp(value), (high - low) / 300
         has_mass = z[value > value.max() - 40.0]
         low, high = has_mass.min(0) - 2 * step, has_mass.max(0) + 2 * step
@@ -74,7 +77,7 @@ def test_what_is_trusted_is_right_and_what_hides_is_not_trusted():
     is_trusted = np.asarray(is_trusted)
     tolerance = {"kink": 1e-4 if IS_DOUBLE else 1e-3, "spike": 1e-4}
     for i in np.flatnonzero(is_trusted):
-        log_z, mean, covariance = _by_grid(KIND[i], Y[i], MEAN[i], COVARIANCE[i])
+        log_z, mean, covariance = _by_grid(lambda e, i=i: _log_factors(e, KIND[i], Y[i], np), MEAN[i], COVARIANCE[i])
         deviation = np.sqrt(np.diagonal(covariance))
         limit = tolerance.get(KINDS[KIND[i]], 2e-7) if IS_DOUBLE else 2e-3
         assert abs(moments.log_z[i] - log_z) < limit, (KINDS[KIND[i]], i)
@@ -84,6 +87,43 @@ def test_what_is_trusted_is_right_and_what_hides_is_not_trusted():
     assert np.all(is_trusted[is_narrow & (KIND == 0)])
     # a peak a hundredth as wide as the cavity, away from its middle
     assert not np.any(is_trusted[(KIND == 4) & (COVARIANCE[:, 0, 0] >= 0.25) & (Y == 2.0)])
+
+
+def _weibull(e, log_time, xp=jnp):
+    """By the logarithms of shape and scale."""
+    power = xp.exp(e[..., 0]) * (log_time - e[..., 1])
+    return e[..., 0] + power - log_time - xp.exp(power)
+
+
+@pytest.mark.thorough
+def test_skewed_factors_of_shape_and_scale_are_served_by_nodes():
+    draws = np.random.default_rng(7)
+    mean = np.array([0.5, 1.0]) + 0.3 * draws.normal(size=(NUM_RANDOM, 2))
+    y = mean[:, 1] + np.log(draws.exponential(size=NUM_RANDOM)) / np.exp(mean[:, 0])
+    deviation = draws.uniform(0.07, 0.3, size=(NUM_RANDOM, 2))
+    cross = draws.uniform(-0.6, 0.6, NUM_RANDOM) * deviation.prod(1)
+    covariance = np.stack([deviation[:, 0] ** 2, cross, cross, deviation[:, 1] ** 2], -1).reshape(-1, 2, 2)
+    one = jnp.ones(NUM_RANDOM)
+    compute = jax.jit(lambda y, m, c: on_plane_nodes(PairPotential(_weibull, (y,)), m, c, one))
+    moments, is_trusted = compute(*map(jnp.asarray, (y, mean, covariance)))
+    assert np.all(is_trusted)
+    for i in range(NUM_RANDOM):
+        log_z, center, spread = _by_grid(lambda e, i=i: _weibull(e, y[i], np), mean[i], covariance[i])
+        deviation = np.sqrt(np.diagonal(spread))
+        assert abs(moments.log_z[i] - log_z) < 2e-8, i
+        assert np.all(np.abs(moments.mean[i] - center) < 1e-7 * deviation), i
+        assert np.all(np.abs(moments.covariance[i] - spread) < 2e-7 * np.outer(deviation, deviation)), i
+
+
+@pytest.mark.thorough
+def test_a_narrow_row_takes_no_trust_from_others():
+    """A narrow one is searched for other modes; the tilted densities of the others are as wide as before."""
+    log_time, mean = np.full(3, -0.04), np.tile([0.72, 1.08], (3, 1))
+    covariance = np.tile(np.diag([0.27, 0.21]) ** 2, (3, 1, 1))
+    compute = jax.jit(lambda y, m, c: on_plane_nodes(PairPotential(_weibull, (y,)), m, c, jnp.ones(3))[1])
+    assert np.all(compute(log_time, mean, covariance))
+    log_time[2], mean[2], covariance[2] = 0.54, (2.47, 0.22), np.diag([0.36, 0.9]) ** 2
+    assert np.all(compute(log_time, mean, covariance)[:2])
 
 
 @pytest.mark.thorough

@@ -76,7 +76,7 @@ _NUM_PARTS, _NUM_BLOCKS = 4, 10
 
 
 def _lattice(spacing: float, reach: float, tolerance: float, stretch: float = 0.0) -> _Lattice:
-    """Even nodes in a disc, or in a square of ``sinh(stretch u) / stretch`` where tails are to be followed.
+    """Even nodes in a disc, or in one of ``sinh(stretch u) / stretch`` where tails are to be followed.
 
     The sums are the mass, means and second moments: by all nodes, by every second row, column, and diagonal, each so
     scaled that it is exact for the standard normal density; and the mass in the outermost ring.
@@ -84,13 +84,12 @@ def _lattice(spacing: float, reach: float, tolerance: float, stretch: float = 0.
     most = round(reach / spacing)
     steps = np.stack(np.meshgrid(*[np.arange(-most, most + 1)] * 2, indexing="ij"), axis=-1).reshape(-1, 2)
     u = steps * spacing
+    is_in_disc = np.linalg.norm(u, axis=1) < reach + 1e-9
+    steps, u = steps[is_in_disc], u[is_in_disc]
+    is_outer = np.linalg.norm(u, axis=1) > reach - 1.0
+    position, measure = u, np.ones(len(u))
     if stretch:
         position, measure = np.sinh(stretch * u) / stretch, np.prod(np.cosh(stretch * u), axis=1)
-        is_outer = np.max(np.abs(steps), axis=1) >= most - 1
-    else:
-        distance = np.linalg.norm(u, axis=1)
-        steps, position = steps[distance < reach + 1e-9], u[distance < reach + 1e-9]
-        measure, is_outer = np.ones(len(steps)), np.linalg.norm(position, axis=1) > reach - 1.0
     terms = np.prod(position[:, None] ** _POWERS, axis=-1) * measure[:, None] * spacing**2
     density = np.exp(-0.5 * np.sum(position**2, axis=1)) / (2.0 * math.pi)
     is_in = np.stack([np.ones(len(steps), bool), *(steps.T % 2 == 0), steps.sum(1) % 2 == 0], axis=-1)
@@ -109,8 +108,8 @@ def _lattice(spacing: float, reach: float, tolerance: float, stretch: float = 0.
 
 _REACH = 7.0
 """Standard deviations up to which the first nodes lie."""
-_LONG_REACH = 12.0
-_SHORT, _LONG = _lattice(0.7, _REACH, 5e-4), _lattice(0.45, 7.65, 1e-4, stretch=0.3)
+_LONG_REACH = 10.0
+_SHORT, _LONG = _lattice(0.7, _REACH, 5e-4), _lattice(0.33, 7.26, 1e-4, stretch=0.3)
 
 
 class _Sums(NamedTuple):
@@ -137,7 +136,7 @@ def on_plane_nodes(
     grid shows. Differentiable in cavities and in what the log densities know; nodes are held fixed.
 
     Cost: 320 evaluations, and one with two derivatives for each step to the mode; 170 more if a tilted density is
-    narrow, and 1225 more if the first nodes are not to be trusted.
+    narrow, and 1530 more if the first nodes are not to be trusted.
 
     :param VectorPotential factors: ``n`` factors of two predictors.
     :param Array mean: cavity means, shape ``(n, 2)``.
@@ -179,10 +178,10 @@ def on_plane_nodes(
         return chosen
 
     frame, found, reach = lax.cond(jnp.all(first.is_trusted), lambda: (frame, first, reach), again)
-    is_narrow = jnp.any(jnp.sum(jnp.square(frame.axes), axis=-2) < _NARROW)
+    is_narrow = jnp.any(jnp.sum(jnp.square(frame.axes), axis=-2) < _NARROW, axis=-1)
     is_alone = lax.cond(
-        is_narrow,
-        lambda: lax.stop_gradient(_is_alone(exponents, height, frame, reach)),
+        jnp.any(is_narrow),
+        lambda: lax.stop_gradient(_is_alone(exponents, height, frame, reach)) | ~is_narrow,
         lambda: jnp.ones(height.shape, bool),
     )
     axes = triangle @ frame.axes
