@@ -315,3 +315,26 @@ def test_rounding_of_many_people_is_no_fault_of_the_nodes():
     expected = 400 * (logsumexp(joint, axis=1).sum() + _NUM_PEOPLE * np.log(grid[1] - grid[0]))
     np.testing.assert_allclose(float(engine.log_evidence), expected, rtol=1e-5)
     assert engine._run.algorithm.num_nodes == 61 and not engine.diagnostics.messages
+
+
+def test_predictors_that_are_constant_stand_beside_the_others_of_their_answer():
+    """The first category has predictor zero for all people: a row that sees none of them."""
+    rng = np.random.default_rng(0)
+    y, slopes, levels = rng.integers(0, 3, (6, 2)), rng.normal(size=(2, 2)), rng.normal(size=(2, 2))
+
+    def nominal(y):
+        with numpyro.plate("people", len(y)):
+            trait = numpyro.sample("trait", dist.Normal(0, 1))
+        logits = trait[:, None, None] * slopes + levels
+        logits = jnp.concatenate([jnp.zeros((len(y), 2, 1)), logits], axis=-1)
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+    engine = AdaptiveQuadrature(nominal)
+    engine.run(jax.random.key(0), y)
+    grid = np.linspace(-9, 9, 1001)
+    logits = np.concatenate([np.zeros((len(grid), 2, 1)), grid[:, None, None] * slopes + levels], axis=-1)
+    table = logits - logsumexp(logits, axis=-1, keepdims=True)
+    joint = np.stack([table[:, 0, a] + table[:, 1, b] + norm.logpdf(grid) for a, b in y])
+    assert abs(float(engine.log_evidence) - (logsumexp(joint, 1) + np.log(grid[1] - grid[0])).sum()) < 1e-8
+    weights = np.exp(joint - logsumexp(joint, axis=1, keepdims=True))
+    np.testing.assert_allclose(engine.posterior["trait"].mean, weights @ grid, atol=1e-8)

@@ -19,12 +19,17 @@ _MOST_PADDED = 1_000_000
 
 
 def find_blocks(
-    pattern: np.ndarray | None, num_rows: int, num_columns: int, coupled: Sequence[tuple[int, int, int]]
+    pattern: np.ndarray | None,
+    num_rows: int,
+    num_columns: int,
+    coupled: Sequence[tuple[int, int, int]],
+    factor: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Partition rows and columns so that blocks share neither a factor nor a prior.
 
     :param pattern: columns of each row, ``(num_rows, k)`` padded with ``-1``; None where all rows touch all columns.
     :param coupled: for each prior block with correlations ``(start, batch, width)``: consecutive runs of columns.
+    :param factor: number of the factor that each row belongs to, shape ``(num_rows,)``; by default each is one.
     :return: ``rows`` and ``columns`` of shape ``(num_blocks, ...)``, padded one past the end. A partition that would
         cost more than no partition (few large blocks among many small ones) is not used.
     """
@@ -43,8 +48,12 @@ def find_blocks(
     num_blocks = int(is_used.sum())
     if num_blocks == 1:
         return single
-    # a row without columns belongs to any block; it joins the block of the first column
-    row_label = np.where((pattern >= 0).any(axis=1), label[:num_rows], column_label[0])
+    # a row without columns joins the other rows of its factor, whose value may stand on it; else any block will do
+    factor = np.arange(num_rows) if factor is None else factor
+    has_columns = (pattern >= 0).any(axis=1)
+    of_factor = np.full(int(factor[-1]) + 1, column_label[0])
+    of_factor[factor[has_columns]] = label[:num_rows][has_columns]
+    row_label = np.where(has_columns, label[:num_rows], of_factor[factor])
     number = np.cumsum(is_used, dtype=np.int32) - 1
     column_blocks = group(number[column_label], num_blocks, num_columns)
     row_blocks = group(number[row_label], num_blocks, num_rows, other_width=column_blocks.shape[1])

@@ -107,7 +107,8 @@ class LatentGaussianReading(ModelReading):
         if isinstance(self._rows, AffineRows) and is_plain:
             self._touched = find_touched(self._program, degrees, self._rows, self._coupled_columns(), costs)
         pattern = None if is_sparse else self._rows.pattern
-        blocks = find_blocks(pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns())
+        factor = _factor_of_rows(self.plans)
+        blocks = find_blocks(pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns(), factor)
         border = (
             None
             if is_sparse or self._touched is not None and self._touched.num_blocks > 1
@@ -425,6 +426,13 @@ class LatentGaussianReading(ModelReading):
             pattern = layout.pattern
             lines.append(f"sparse precision: {pattern.size} unknowns, {pattern.num_entries} entries of a triangle")
         return "\n".join(lines)
+
+
+def _factor_of_rows(plans: Sequence[FactorPlan]) -> np.ndarray:
+    """Number of the factor that each row of some plans belongs to, shape ``(num_rows,)``."""
+    runs = [(sum(len(rows) for _, rows in plan.parts), plan.rows_per_observation) for plan in plans]
+    counts = np.concatenate([np.full(size // each, each) for size, each in runs] or [np.zeros(0, int)])
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def _is_half_line(traced: FactorTrace | None) -> bool:
