@@ -314,7 +314,7 @@ def test_rounding_of_many_people_is_no_fault_of_the_nodes():
     grid, joint = _on_a_grid(_answers())
     expected = 400 * (logsumexp(joint, axis=1).sum() + _NUM_PEOPLE * np.log(grid[1] - grid[0]))
     np.testing.assert_allclose(float(engine.log_evidence), expected, rtol=1e-5)
-    assert engine._run.algorithm.num_nodes == 61 and not engine.diagnostics.messages
+    assert engine._run.algorithm.num_nodes == 73 and not engine.diagnostics.messages
 
 
 def test_predictors_that_are_constant_stand_beside_the_others_of_their_answer():

@@ -6,11 +6,11 @@ import copy
 from collections.abc import Callable
 from typing import Any, Unpack
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...compilation.quick_jit import quick_jit
 from ...compilation.recent import Recent
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import LatentGaussian
@@ -30,7 +30,7 @@ from .run import GaussianRun
 
 __all__ = ["AdaptiveQuadrature"]
 
-_SHARED_NODES = 61
+_SHARED_NODES = 73
 _NEGLIGIBLE, _WORTH_A_WORD, _MOST_NODES = 1e-4, 1e-3, 4000.0
 """Errors of the log evidence for which no nodes are added, and that are told; nodes of a block at most."""
 _ROUNDINGS = 4.0
@@ -146,17 +146,15 @@ def quadrature_error(
     :param state: of the fit there.
     """
     form = compiled_form(reading, hyper)
-    number = algorithm.nodes_of(form)
-    finer = 2 * number - 1 if form.blocks.columns.shape[1] == 1 else 3 * number // 2
 
     def change(form: LatentGaussian, state: Any) -> tuple[Array, Array]:
-        coarse, fine = (algorithm.block_log_evidence(form, state, n) for n in (number, finer))
+        coarse, fine = algorithm.with_finer_rule(form, state)
         rounding = _ROUNDINGS * jnp.finfo(fine.dtype).eps * jnp.sum(1.0 + jnp.abs(fine))
         return jnp.sum(jnp.abs(fine - coarse)), rounding
 
-    compiled = _ERRORS.get((reading.structure_key, algorithm), lambda: jax.jit(change))
+    compiled = _ERRORS.get((reading.structure_key, algorithm), lambda: quick_jit(change))
     error, rounding = compiled(form, state)
-    return float(error), float(rounding), number
+    return float(error), float(rounding), algorithm.nodes_of(form)
 
 
 def _probes(reading: LatentGaussianReading) -> list[LatentGaussian]:
@@ -164,5 +162,5 @@ def _probes(reading: LatentGaussianReading) -> list[LatentGaussian]:
     space = UnconstrainedSpace(reading.hyper, {})
     start = space.initial()
     noise = np.random.default_rng(0).normal(0.0, _SPREAD, (_NUM_PROBES, space.size))
-    points = [start + shift.astype(start.dtype) for shift in noise]
+    points = [np.asarray(start) + shift.astype(start.dtype) for shift in noise]  # NumPy compiles nothing
     return [compiled_form(reading, space.unpack(point)) for point in points]

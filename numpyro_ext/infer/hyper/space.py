@@ -13,10 +13,14 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ...compilation.quick_jit import quick_jit
+from ...compilation.recent import Recent
 from ...compilation.transfer import to_device
 from ...structure.errors import ModelStructureError
 
 __all__ = ["UnconstrainedSpace"]
+
+_ERRORS = Recent(16)
 
 
 class UnconstrainedSpace:
@@ -179,9 +183,14 @@ class UnconstrainedSpace:
         :param covariance: of the vector, shape ``(size, size)``.
         :return: for each name the errors of the constrained value (delta method) and of the unconstrained one.
         """
+        compiled = _ERRORS.get(self.key, lambda: quick_jit(self.skeleton()._standard_errors, is_small=True))
+        found: dict[str, tuple[Array, Array]] = compiled(vector, jnp.asarray(covariance))
+        return {name: found[name] for name in self.names}
+
+    def _standard_errors(self, vector: Array, covariance: Array) -> dict[str, tuple[Array, Array]]:
         out = {}
         for name, value in self.unpack_unconstrained(vector).items():
-            block = jnp.asarray(covariance)[self.slices[name], self.slices[name]]
+            block = covariance[self.slices[name], self.slices[name]]
             jacobian = jax.jacobian(self.sites[name].transform)(value)
             jacobian = jacobian.reshape(-1, value.size)
             variance = jnp.einsum("ij,jk,ik->i", jacobian, block, jacobian)

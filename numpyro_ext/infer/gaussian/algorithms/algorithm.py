@@ -154,13 +154,21 @@ class Algorithm(ABC):
         and second derivatives, if the algorithm knows of any; see :mod:`.local_factors`."""
         return None
 
+    def numbers_in_evaluation(self, form: LatentGaussian) -> int | None:
+        """Numbers that one evaluation of the log evidence passes over, if it does little else; ``None`` where it solves
+        for a field.
+
+        :param LatentGaussian form: of shapes alone.
+        """
+        return None
+
     @property
     def has_second_derivatives(self) -> bool:
         """True if it knows :meth:`second_derivatives`."""
         return False
 
     def second_derivatives(
-        self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: Any, *, is_rough: bool
+        self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: Any, *, is_rough: bool | Array
     ) -> tuple[Array, Array]:
         """Second derivatives of the log evidence by hyperparameters at a fit of the field, as the sum of two arrays of
         shape ``(d, d)``: those with the unknowns known, and what is lost as they are not.
@@ -168,7 +176,7 @@ class Algorithm(ABC):
         :param form_fn: form at unconstrained hyperparameters.
         :param values: these, shape ``(d,)``.
         :param state: of the fit there.
-        :param bool is_rough: whether an estimate will do, as a metric for searches.
+        :param is_rough: whether an estimate will do, as a metric for searches; one program serves both.
         :raises NotImplementedError: if the algorithm does not say.
         """
         raise NotImplementedError(f"{type(self).__name__} takes differences of gradients for second derivatives.")

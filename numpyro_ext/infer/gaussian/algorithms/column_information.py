@@ -21,9 +21,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 __all__ = ["Columns", "LogProbabilities", "second_derivatives"]
+
+_BLOCKS_AT_A_TIME = 500
+"""Blocks whose second moments are summed at a time; as many are a sample of all for a rough estimate."""
+_NO_MASS = 1e-16
+"""Posterior mass at which a node is left out of second moments."""
 
 
 class Columns(NamedTuple):
@@ -64,7 +70,7 @@ def second_derivatives(
     log_probabilities: tuple[LogProbabilities, ...],
     *,
     has_prior_parameters: bool,
-    stride: int = 1,
+    is_rough: bool | Array = False,
 ) -> tuple[Array, Array]:
     """Second derivatives of the log evidence with respect to hyperparameters, as the sum of two arrays ``(d, d)``:
     those of complete data, and what is lost as unknowns are not known.
@@ -77,125 +83,156 @@ def second_derivatives(
     :param observed: masks of these, if there are gaps.
     :param log_probabilities: of the outcomes of each family.
     :param bool has_prior_parameters: whether locations and variances of blocks depend on hyperparameters.
-    :param int stride: every how many-th block the second sum is estimated from.
+    :param bool is_rough: whether the second sum is estimated from a few hundred blocks.
     """
     columns = columns_fn(values)
-    jacobian = jax.jacfwd(columns_fn)(values)
     parts = [_scores(columns, k, nodes, function) for k, function in enumerate(log_probabilities)]
-    # derivatives of the parameters of columns: of the predictor at the node zero, by the node, and of the others
-    level = [_flat(jacobian, k) for k in range(len(labels))]
-    by_node = [jnp.zeros_like(j).at[:, 0].set(jacobian.slopes[k]) for k, j in enumerate(level)]
-    total = jnp.zeros((values.size, values.size), values.dtype)
-    linear = []
+    prior = _prior_scores(columns, nodes) if has_prior_parameters else None
+    bends, linear = [], []
     for k, part in enumerate(parts):
-        mask = jnp.ones_like(labels[k], weights.dtype) if observed is None else observed[k].astype(weights.dtype)
-        is_outcome = (labels[k][:, None, :] == jnp.arange(part.first.shape[0])[:, None]) * mask[:, None, :]
-        counts = jnp.einsum("bkg,bq->kqg", is_outcome, weights)
-        bend = jnp.einsum("kqg,kqgij->qgij", counts, part.second)
-        for power, (left, right) in enumerate(((level[k], level[k]), (level[k], by_node[k]), (by_node[k], by_node[k]))):
-            moment = jnp.einsum("q,qgij->gij", nodes**power, bend)
-            term = jnp.einsum("gid,gij,gje->de", left, moment, right)
-            total += term + term.T if power == 1 else term
+        is_outcome = labels[k][:, None, :] == jnp.arange(part.first.shape[0])[:, None]
+        if observed is not None:
+            is_outcome &= observed[k][:, None, :]
+        counts = jnp.einsum("bkg,bq->kqg", is_outcome.astype(weights.dtype), weights)
+        bends.append(jnp.einsum("kqg,kqgij->qgij", counts, part.second))
         slope = jnp.einsum("kqg,kqgi->qgi", counts, part.first)
         linear.append((jnp.sum(slope, axis=0), nodes @ slope[:, :, 0]))
-    prior = _prior_scores(columns, nodes)
-    prior_jacobian = jnp.stack([jacobian.shift, jacobian.variance], axis=1)  # (B, 2, d)
-    if has_prior_parameters:
-        bend = jnp.einsum("bq,bqij->bij", weights, prior.second)
-        total += jnp.einsum("bid,bij,bje->de", prior_jacobian, bend, prior_jacobian)
 
     def held(x: Array) -> Array:
         """The expected log density as a linear function of the parameters of columns."""
         found, sum_ = columns_fn(x), jnp.zeros((), x.dtype)
         for k, (of_level, of_slope) in enumerate(linear):
             sum_ += jnp.sum(of_level * _level(found, k)) + jnp.sum(of_slope * found.slopes[k])
-        if has_prior_parameters:
-            slope = lax.stop_gradient(jnp.einsum("bq,bqi->bi", weights, prior.first))
+        if prior is not None:
+            slope = jnp.einsum("bq,bqi->bi", weights, prior.first)
             sum_ += jnp.sum(slope[:, 0] * found.shift + slope[:, 1] * found.variance)
         return sum_
 
-    total += jax.hessian(held)(values)
-    some = slice(None, None, stride)
-    chosen = None
-    if has_prior_parameters:
-        chosen = _Scores(prior.first[some], prior.second[some])
-    missing = _missing(
-        parts,
-        level,
-        by_node,
-        chosen,
-        prior_jacobian[some],
-        nodes,
-        weights[some],
-        tuple(label[some] for label in labels),
-        None if observed is None else tuple(mask[some] for mask in observed),
-    )
-    return total, weights.shape[0] / weights[some].shape[0] * missing
+    total, jacobian = jax.jacfwd(lambda x: (jax.grad(held)(x), columns_fn(x)))(values)
+    # derivatives of the parameters of columns: of the predictor at the node zero, by the node, and of the others
+    level = [_flat(jacobian, k) for k in range(len(labels))]
+    by_node = [jnp.zeros_like(j).at[:, 0].set(jacobian.slopes[k]) for k, j in enumerate(level)]
+    for k, bend in enumerate(bends):
+        for power, (left, right) in enumerate(((level[k], level[k]), (level[k], by_node[k]), (by_node[k], by_node[k]))):
+            moment = jnp.einsum("q,qgij->gij", nodes**power, bend)
+            term = jnp.einsum("gid,gij,gje->de", left, moment, right)
+            total += term + term.T if power == 1 else term
+    prior_jacobian = None
+    if prior is not None:
+        prior_jacobian = jnp.stack([jacobian.shift, jacobian.variance], axis=1)  # (B, 2, d)
+        curved = jnp.einsum("bq,bqij->bij", weights, prior.second)
+        total += jnp.einsum("bid,bij,bje->de", prior_jacobian, curved, prior_jacobian)
+    flat_level, flat_node = (jnp.concatenate([j.reshape(-1, values.size) for j in of]) for of in (level, by_node))
+    tables = [part.first for part in parts]
+    first = None if prior is None else prior.first
+    blocks = _Blocks(weights, labels, observed, first, prior_jacobian)
+    return total, _missing(tables, flat_level, flat_node, nodes, blocks, is_rough)
+
+
+class _Blocks(NamedTuple):
+    """Arrays with a row for each block."""
+
+    weights: Array
+    labels: tuple[Array, ...]
+    observed: tuple[Array, ...] | None
+    prior: Array | None
+    """Derivatives of the log density of the prior at the nodes, by location and variance, shape ``(B, Q, 2)``."""
+    prior_jacobian: Array | None
+    """Derivatives of location and variance by hyperparameters, shape ``(B, 2, d)``."""
 
 
 def _missing(
-    parts: list[_Scores],
-    level: list[Array],
-    by_node: list[Array],
-    prior: _Scores | None,
-    prior_jacobian: Array,
-    nodes: Array,
-    weights: Array,
-    labels: tuple[Array, ...],
-    observed: tuple[Array, ...] | None,
+    tables: list[Array], level: Array, by_node: Array, nodes: Array, blocks: _Blocks, is_rough: bool | Array
 ) -> Array:
-    """Covariance of the derivatives under the posterior of each block, summed over blocks, shape ``(d, d)``."""
-    size = level[0].shape[-1]
-    flat_level, flat_node = (jnp.concatenate([j.reshape(-1, size) for j in of]) for of in (level, by_node))
-    num_blocks, width = weights.shape[0], flat_level.shape[0]
+    """Covariance of the derivatives under the posterior of each block, summed over blocks, shape ``(d, d)``.
+
+    Blocks are taken in the order of their posterior means, some hundred at a time: most nodes have no mass in any of
+    these, and are left out.
+
+    :param tables: derivatives of the log probabilities of each family, shape ``(K, Q, G, m)`` each.
+    :param level: derivatives of the parameters of columns by hyperparameters, and ``by_node`` what the node adds to
+        them, shape ``(Gm, d)``.
+    """
+    number = blocks.weights.shape[0]
+    size = min(number, _BLOCKS_AT_A_TIME)
+    num_chunks = -(-number // size)
+    order = jnp.argsort(blocks.weights @ nodes)
+    order = jnp.concatenate([order, jnp.full((num_chunks * size - number,), number)]).reshape(num_chunks, size)
+    spread = np.arange(size) * (number // size)  # a sample of all
+    order = order.at[0].set(jnp.where(is_rough, spread, order[0]))
+
+    def chunk(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        places = order[index]
+        # one past the end is the last block, without weight
+        own = jax.tree.map(lambda x: x[jnp.minimum(places, number - 1)], blocks)
+        own = own._replace(weights=jnp.where(places[:, None] < number, own.weights, 0.0))
+        products, lost = _products(tables, level, by_node, nodes, own)
+        return carry[0] + products, carry[1] + lost
+
+    width, dimension = level.shape
+    dtype = blocks.weights.dtype
+    start = jnp.zeros((3, width, width), dtype), jnp.zeros((dimension, dimension), dtype)
+    count = jnp.where(is_rough, 1, num_chunks)
+    products, lost = lax.fori_loop(0, count, chunk, start)
+    cross = level.T @ products[1] @ by_node
+    total = lost + level.T @ products[0] @ level + cross + cross.T + by_node.T @ products[2] @ by_node
+    found: Array = jnp.where(is_rough, number / size, 1.0) * total
+    return found
+
+
+def _products(tables: list[Array], level: Array, by_node: Array, nodes: Array, blocks: _Blocks) -> tuple[Array, Array]:
+    """Sums over some blocks: second moments of the derivatives by the parameters of columns, times powers of the node,
+    ``(3, Gm, Gm)``, and what is to be added to these in the coordinates of hyperparameters, ``(d, d)``."""
+    weights = blocks.weights
+    number, width = weights.shape[0], level.shape[0]
 
     def scores_at(q: Array) -> Array:
         """Derivatives of the log density of each block at one node, by the parameters of columns, shape ``(B, Gm)``."""
         found = []
-        for k, part in enumerate(parts):
-            table = part.first[:, q]  # (K, G, m)
-            score = jnp.broadcast_to(table[0], (num_blocks, *table.shape[1:]))
-            for outcome in range(1, table.shape[0]):
-                score = jnp.where((labels[k] == outcome)[:, :, None], table[outcome], score)
-            if observed is not None:
-                score = jnp.where(observed[k][:, :, None], score, 0.0)
-            found.append(score.reshape(num_blocks, -1))
+        for k, table in enumerate(tables):
+            at_node = table[:, q]  # (K, G, m)
+            score = jnp.broadcast_to(at_node[0], (number, *at_node.shape[1:]))
+            for outcome in range(1, at_node.shape[0]):
+                score = jnp.where((blocks.labels[k] == outcome)[:, :, None], at_node[outcome], score)
+            if blocks.observed is not None:
+                score = jnp.where(blocks.observed[k][:, :, None], score, 0.0)
+            found.append(score.reshape(number, -1))
         return jnp.concatenate(found, axis=1)
 
-    num_prior = 0 if prior is None else 2
+    num_prior = 0 if blocks.prior is None else 2
 
-    def step(carry: tuple[Array, ...], q: Array) -> tuple[tuple[Array, ...], None]:
+    def step(q: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         products, means, slopes, crossed = carry
-        node, score, mass = nodes[q], scores_at(q), weights[:, q, None]
-        weighted = mass * score
+        node, score = nodes[q], scores_at(q)
+        weighted = weights[:, q, None] * score
         product = weighted.T @ score
         products = products + jnp.stack([product, node * product, node**2 * product])
         means, slopes = means + weighted, slopes + node * weighted
-        if prior is not None:
-            of_prior = prior.first[:, q]  # (B, 2)
-            cross = of_prior.T[:, :, None] * weighted
+        if blocks.prior is not None:
+            cross = blocks.prior[:, q].T[:, :, None] * weighted
             crossed = crossed + jnp.stack([cross, node * cross])
-        return (products, means, slopes, crossed), None
+        return products, means, slopes, crossed
 
-    zeros = jnp.zeros((num_blocks, width), weights.dtype)
-    start: tuple[Array, ...] = (
+    zeros = jnp.zeros((number, width), weights.dtype)
+    start = (
         jnp.zeros((3, width, width), weights.dtype),
         zeros,
         zeros,
-        jnp.zeros((2, num_prior, num_blocks, width), weights.dtype),
+        jnp.zeros((2, num_prior, number, width), weights.dtype),
     )
-    (products, means, slopes, crossed), _ = lax.scan(step, start, jnp.arange(nodes.size))
-    cross = flat_level.T @ products[1] @ flat_node
-    total = flat_level.T @ products[0] @ flat_level + cross + cross.T + flat_node.T @ products[2] @ flat_node
-    mean = means @ flat_level + slopes @ flat_node
-    if prior is not None:
-        mean += jnp.einsum("bq,bqi,bid->bd", weights, prior.first, prior_jacobian)
-        both = jnp.einsum("bq,bqi,bqj->bij", weights, prior.first, prior.first)
-        total += jnp.einsum("bid,bij,bje->de", prior_jacobian, both, prior_jacobian)
-        of_columns = crossed[0] @ flat_level + crossed[1] @ flat_node  # (2, B, d)
-        term = jnp.einsum("ibd,bie->de", of_columns, prior_jacobian)
-        total += term + term.T
-    return total - mean.T @ mean
+    has_mass = jnp.any(weights > _NO_MASS, axis=0)
+    last = has_mass.size - jnp.argmax(has_mass[::-1])
+    products, means, slopes, crossed = lax.fori_loop(jnp.argmax(has_mass), last, step, start)
+    mean = means @ level + slopes @ by_node
+    lost = jnp.zeros((level.shape[1],) * 2, weights.dtype)
+    if blocks.prior is not None and blocks.prior_jacobian is not None:
+        mean += jnp.einsum("bq,bqi,bid->bd", weights, blocks.prior, blocks.prior_jacobian)
+        both = jnp.einsum("bq,bqi,bqj->bij", weights, blocks.prior, blocks.prior)
+        lost += jnp.einsum("bid,bij,bje->de", blocks.prior_jacobian, both, blocks.prior_jacobian)
+        of_columns = crossed[0] @ level + crossed[1] @ by_node  # (2, B, d)
+        term = jnp.einsum("ibd,bie->de", of_columns, blocks.prior_jacobian)
+        lost += term + term.T
+    return products, lost - mean.T @ mean
 
 
 def _level(columns: Columns, k: int) -> Array:
@@ -224,9 +261,11 @@ def _scores(columns: Columns, k: int, nodes: Array, log_probabilities: LogProbab
             start += size
         return log_probabilities(eta + steps[0], tuple(changed))
 
-    zero = jnp.zeros((1 + sum(sizes),), eta.dtype)
-    first = jax.jacfwd(moved)(zero)
-    second = jax.jacfwd(jax.jacfwd(moved))(zero)
+    def once(steps: Array) -> tuple[Array, Array]:
+        found = jax.jacfwd(moved)(steps)
+        return found, found
+
+    second, first = jax.jacfwd(once, has_aux=True)(jnp.zeros((1 + sum(sizes),), eta.dtype))
     return _Scores(jnp.swapaxes(first, 1, 2), jnp.swapaxes(second, 1, 2))
 
 

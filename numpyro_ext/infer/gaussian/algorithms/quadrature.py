@@ -7,6 +7,7 @@ the predictors of all rows are one product with the design, whatever the factors
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,18 @@ class Quadrature(Algorithm):
         terms = node_log_density(form, state, num_nodes)
         found: Array = jax.nn.logsumexp(terms, axis=0) + state.log_cell(num_nodes)
         return found
+
+    def with_finer_rule(self, form: LatentGaussian, state: BlockNodes) -> tuple[Array, Array]:
+        """Log evidence of each block as of :meth:`block_log_evidence`, by the rule and by one of more nodes an axis."""
+        number, dimension = self.nodes_of(form), form.blocks.columns.shape[1]
+        if dimension > 1:
+            coarse, fine = (self.block_log_evidence(form, state, n) for n in (number, 3 * number // 2))
+            return coarse, fine
+        finer = 2 * number - 1
+        terms, log_cell = node_log_density(form, state, finer), state.log_cell(finer)
+        # every second node is one of the rule
+        coarse, fine = (jax.nn.logsumexp(terms[::stride], axis=0) + log_cell + math.log(stride) for stride in (2, 1))
+        return coarse, fine
 
     def posterior(self, form: LatentGaussian, state: BlockNodes) -> NodePosterior:
         num_nodes = self.nodes_of(form)

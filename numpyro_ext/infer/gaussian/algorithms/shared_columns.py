@@ -38,8 +38,6 @@ _REACH = 8.0
 _MOST_OUTCOMES = 64
 _ALIKE = 1e-9
 """Relative difference of numbers that are the same but for rounding."""
-_ENOUGH_BLOCKS = 500
-"""Blocks from which a metric is estimated."""
 _LARGEST_CHUNK = 4_000_000
 """Numbers of all blocks at all nodes that are held at a time."""
 
@@ -114,14 +112,23 @@ class SharedColumns(Algorithm):
 
     def block_log_evidence(self, form: LatentGaussian, state: Grid, num_nodes: int) -> Array:
         """Log evidence of each block, shape ``(B,)``, with any number of nodes."""
-        tables, nodes = self.tables(form, state.nodes(num_nodes)), state.nodes(num_nodes)
-        log_step = jnp.log((state.last - state.first) / (num_nodes - 1))
+        return self._block_sums(form, state, num_nodes, (1,))[:, 0]
+
+    def with_finer_rule(self, form: LatentGaussian, state: Grid) -> tuple[Array, Array]:
+        """Log evidence of each block, shape ``(B,)``, by the rule and by one with a node between any two of it."""
+        found = self._block_sums(form, state, 2 * self.num_nodes - 1, (2, 1))
+        return found[:, 0], found[:, 1]
+
+    def _block_sums(self, form: LatentGaussian, state: Grid, num_nodes: int, strides: tuple[int, ...]) -> Array:
+        """Log evidence of each block by every node, every second one, ..., shape ``(B, len(strides))``."""
+        nodes = state.nodes(num_nodes)
+        tables = self.tables(form, nodes)
+        log_steps = jnp.log(jnp.array(strides) * (state.last - state.first) / (num_nodes - 1))
 
         def of(blocks: Any) -> Array:
             labels, observed, priors = blocks
             terms = _joint(tables, labels, observed if self.has_gaps else None, priors, nodes)
-            found: Array = jax.nn.logsumexp(terms, axis=1) + log_step
-            return found
+            return jnp.stack([jax.nn.logsumexp(terms[:, ::stride], axis=1) for stride in strides], 1) + log_steps
 
         blocks = self.labels(form), self._observed(form), self._priors(form)
         size, number = blocks[2].shift.shape[0], max(1, _LARGEST_CHUNK // num_nodes)
@@ -130,7 +137,7 @@ class SharedColumns(Algorithm):
         num_chunks = -(-size // number)
         padded = jax.tree.map(lambda x: _in_chunks(x, num_chunks, -(-size // num_chunks)), blocks)
         chunks: Array = lax.map(jax.checkpoint(of), padded)
-        return chunks.reshape(-1)[:size]
+        return chunks.reshape(-1, len(strides))[:size]
 
     def posterior(self, form: LatentGaussian, state: Grid) -> NodePosterior:
         priors, nodes = self._priors(form), state.nodes(self.num_nodes)
@@ -169,12 +176,16 @@ class SharedColumns(Algorithm):
             found.append(jnp.maximum(table, 0.25 * jnp.finfo(table.dtype).min))
         return tuple(found)
 
+    def numbers_in_evaluation(self, form: LatentGaussian) -> int:
+        num_indicators = sum(family.number * (family.num_outcomes - 1) for family in self.families)
+        return form.blocks.rows.shape[0] * (self.num_nodes + num_indicators)
+
     @property
     def has_second_derivatives(self) -> bool:
         return True
 
     def second_derivatives(
-        self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: Grid, *, is_rough: bool
+        self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: Grid, *, is_rough: bool | Array
     ) -> tuple[Array, Array]:
         form, nodes = form_fn(values), state.nodes(self.num_nodes)
         return second_derivatives(
@@ -186,7 +197,7 @@ class SharedColumns(Algorithm):
             self._observed(form) if self.has_gaps else None,
             self.log_probabilities(form),
             has_prior_parameters=self.has_prior_parameters,
-            stride=max(1, form.blocks.rows.shape[0] // _ENOUGH_BLOCKS) if is_rough else 1,
+            is_rough=is_rough,
         )
 
     def labels(self, form: LatentGaussian) -> tuple[Array, ...]:
@@ -356,10 +367,10 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int) -> SharedCo
         if outcomes.number > _MOST_OUTCOMES or not _is_plain(potential):
             return None
         families.append(ColumnsOfFamily(int(places[0]), len(places), int(outcomes.number)))
-    has_shift = False
+    has_shift, priors = False, []
     for one in forms:
-        slopes = np.asarray(_slopes(one, slice(None)))[rows]
-        offsets = np.asarray(one.offset)[rows]
+        slopes = _entries(one).sum(axis=-1)[rows]
+        offsets, shift = np.asarray(one.offset)[rows], np.zeros(len(rows))
         if not (np.isfinite(slopes).all() and np.isfinite(offsets).all() and _alike(slopes, slopes[0])):
             return None
         if not _alike(offsets, offsets[0]):
@@ -375,11 +386,17 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int) -> SharedCo
                     taken = np.asarray(value)[own]
                     if not _alike(taken, taken[0]):
                         return None
+        variance = np.concatenate([np.asarray(_variance(block)) for block in one.prior])[columns[:, 0]]
+        priors.append(np.stack([shift, variance]))
     has_gaps = not all(np.asarray(mask).all() for mask in form.observed)
-    found = SharedColumns(num_nodes, tuple(families), has_gaps, has_shift, has_prior_parameters=False)
-    first, *others = (found._priors(one) for one in forms)
-    is_fixed = all(_alike(np.asarray(x), np.asarray(y)) for other in others for x, y in zip(first, other, strict=True))
-    return dataclasses.replace(found, has_prior_parameters=not is_fixed)
+    is_fixed = all(_alike(other, priors[0]) for other in priors[1:])
+    return SharedColumns(num_nodes, tuple(families), has_gaps, has_shift, has_prior_parameters=not is_fixed)
+
+
+def _entries(form: LatentGaussian) -> np.ndarray:
+    """Entries of the design, in NumPy, which compiles nothing."""
+    design: Any = form.design
+    return np.asarray(design.values if hasattr(design, "values") else design.matrix)
 
 
 def _is_plain(potential: Any) -> bool:

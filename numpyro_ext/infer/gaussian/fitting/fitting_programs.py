@@ -29,6 +29,11 @@ from .point_fit import PointFit
 
 __all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms"]
 
+_MOST_QUICK_NUMBERS, _MOST_SEARCHED_NUMBERS = 100_000, 2_000_000
+"""Numbers that an evaluation passes over, where it does nothing else, up to which all programs and those of a search
+take less time than their optimisation."""
+_MOST_QUICK_SCORES = 15_000
+"""Blocks times hyperparameters, up to which the same is true of second derivatives."""
 _LEAST_HYPER = 8
 """Hyperparameters from which probes by the model take longer than to compile others."""
 MOST_CURVED, _MOST_LOCAL = 50, 500
@@ -81,16 +86,21 @@ class FittingPrograms:
         self.evaluate = jax.jit(self._evaluate)
         # Of an evaluation, by shapes and dtypes of its point and of the state that it starts from.
         self._shapes: dict[Any, Evaluation] = {}
-        self.is_small = is_small(reading.abstract_form)
+        form, work = reading.abstract_form, algorithm.numbers_in_evaluation(reading.abstract_form)
+        self.is_small = is_small(form) or (work is not None and work <= _MOST_QUICK_NUMBERS)
         self._compile = compile_ = partial(quick_jit, is_small=self.is_small)
         self.constrained = compile_(jax.vmap(space.unpack, (0, None)))
         self.solve = compile_(self._solve, static_argnames="num_steps")
         self.init_state = compile_(self._init_state)
         self._init_state_at = compile_(self._first_state)
-        self._search_alone = compile_(self._search)
-        self._search_and_visit = compile_(self._visit)
+        is_quick = self.is_small or (work is not None and work <= _MOST_SEARCHED_NUMBERS)
+        self._search_alone = quick_jit(self._search, is_small=is_quick)
+        self._search_and_visit = quick_jit(self._visit, is_small=is_quick)
         self.probe_locally = compile_(self._probe_locally)
-        self.second_derivatives = compile_(self._second_derivatives, static_argnames="is_rough")
+        num_scores = form.blocks.rows.shape[0] * space.size
+        self.second_derivatives = quick_jit(
+            self._second_derivatives, is_small=self.is_small and num_scores <= _MOST_QUICK_SCORES
+        )
         # These run often, so that optimisation pays.
         self.searches = quick_jit(self._searches, static_argnames="max_iterations")
         self.solves = quick_jit(self._solves, static_argnames="num_steps")
@@ -182,7 +192,7 @@ class FittingPrograms:
         return state._replace(probes=probes.reshape(state.probes.shape), num_probes=num_probes)
 
     def _second_derivatives(
-        self, data: object, fixed: dict[str, Array], search: SearchState, *, is_rough: bool
+        self, data: object, fixed: dict[str, Array], search: SearchState, *, is_rough: bool | Array
     ) -> tuple[Array, Array]:
         """Second derivatives of the objective at the best point of a search, where the algorithm knows them, as the sum
         of two arrays; see :meth:`~numpyro_ext.infer.Algorithm.second_derivatives`."""
