@@ -22,10 +22,10 @@ from ....structure.latent_gaussian import LatentGaussian
 
 __all__ = ["BlockNodes", "block_log_density", "find_nodes", "first_nodes", "lattice", "scattered"]
 
-_DROP = 36.0
-"""Nats below the mode at the ends of an axis: 8.5 standard deviations of a Gaussian."""
-_SHORTEST, _GROWTH, _MOST_EXTENSIONS = 4.0, 1.25, 24
-"""First length of an axis in standard deviations, its growth, and how often it may grow: to 850 of them."""
+_DROP = 30.0
+"""Nats below the mode at the ends of an axis: 7.7 standard deviations of a Gaussian."""
+_SHORTEST, _GROWTH, _MOST_EXTENSIONS = 4.0, 1.12, 48
+"""First length of an axis in standard deviations, its growth, and how often it may grow: to 920 of them."""
 _MODE_STEPS, _MODE_TOL, _MOST_HALVINGS = 100, 1e-3, 30
 _LOG_2PI = math.log(2.0 * math.pi)
 
