@@ -132,10 +132,9 @@ def main() -> None:
         "CPU-seconds of a fit by maximum marginal likelihood with standard errors, in a new process that finds no",
         "programs on the disk and again, and what is wanted of them: at most 5 of the first fit, and of the next",
         "one no more than `mirt` with SQUAREM (its times are as they were first reported, on a machine of this",
-        "kind, and not measured again). `off` is the difference to the exact maximum. Where the first rule of 61",
-        "nodes is not exact to 1e-4 the fit is made again with more: nodes, evaluations and the floor, four",
-        "products of answers and table for each evaluation, are then those of the last fit alone, and the times",
-        "those of all.",
+        "kind, and not measured again). `off` is the difference to the exact maximum. Where the first rule is",
+        "not exact to 1e-4 the fit is made again with more nodes: evaluations and the floor, four products of",
+        "answers and table for each evaluation, are then those of the last fit alone, and the times those of all.",
         "",
         "| data and model | first | wanted | next | mirt, wanted | floor | nodes | evaluations | wanted "
         "| log likelihood | off | converged |",

@@ -18,6 +18,7 @@ from numpyro_ext.infer import AdaptiveQuadrature, Quadrature
 from numpyro_ext.infer.gaussian.algorithms.shared_columns import SharedColumns
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError
+from tests.compilations import compiled_programs
 
 _NUM_PEOPLE, _NUM_ITEMS = 12, 4
 
@@ -131,6 +132,19 @@ def test_information_is_the_hessian_of_the_evidence(regression):
 
     expected, found = both(values)
     np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+@pytest.mark.thorough
+def test_a_fit_with_standard_errors_compiles_few_programs():
+    """Rough and exact second derivatives are one program, and so are all standard errors."""
+    with compiled_programs() as names, pytest.warns(UserWarning, match="set to a point"):
+        engine = AdaptiveQuadrature(two_parameter_logistic, integrate="none")
+        engine.run(jax.random.key(0), _answers())
+        errors = [value.standard_error for value in engine.hyper.values()]
+    assert engine.diagnostics.converged and all(np.all(np.asarray(error) > 0) for error in errors)
+    for program in ("_search", "_second_derivatives", "change", "_standard_errors"):
+        assert names.count(f"jit({program})") == 1
+    assert len(names) < 40, names
 
 
 @pytest.mark.thorough

@@ -324,8 +324,9 @@ def test_exposure_and_content_are_kept():
 
 
 @pytest.mark.thorough
-def test_answers_one_by_one_are_those_folded_in():
-    """The trait after some answers, beside the fit's own posterior of a new person with these answers."""
+def test_answers_one_by_one_are_those_folded_in(tmp_path):
+    """The trait after some answers, in any order, after one is taken back and across files, beside the fit's own
+    posterior of a new person with these answers."""
 
     def model(response=None, *, num_people):
         slope = numpyro.param("slope", jnp.ones(NUM_ITEMS), constraint=dist.constraints.positive)
@@ -344,7 +345,13 @@ def test_answers_one_by_one_are_those_folded_in():
     row[0, list(ANSWERS)] = list(ANSWERS.values())
     expected = engine.fold_in(random.key(1), row, num_people=1).posterior["trait"]
     test = AdaptiveTest(engine, items="point")
+    other = test.for_another_person(answers=ANSWERS)
+    test.answer(5, 0)
     for item, value in reversed(ANSWERS.items()):
         test.answer(item, value)
-    np.testing.assert_allclose(test.mean, expected.mean[0], atol=1e-8)
-    np.testing.assert_allclose(test.standard_error, expected.sd[0], atol=1e-8)
+    assert abs(test.mean - expected.mean[0]) > 1e-3
+    test.take_back(5)
+    test.save(tmp_path / "test")
+    for found in (other, test, AdaptiveTest.load(tmp_path / "test", engine, items="point")):
+        np.testing.assert_allclose(found.mean, expected.mean[0], atol=1e-8)
+        np.testing.assert_allclose(found.standard_error, expected.sd[0], atol=1e-8)
