@@ -16,10 +16,11 @@ from jax import Array
 from ...compilation.recent import Recent
 from ...infer.front.state import EngineState
 from ...infer.gaussian.algorithms.algorithm import Algorithm
+from ...infer.gaussian.algorithms.held_sites import gaussian_sites
 from ...infer.gaussian.algorithms.posterior import GaussianPosterior
 from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.fitting.forms import compiled_form
-from ...infer.gaussian.marginal.exact import Exact, gaussian_sites
+from ...infer.gaussian.marginal.exact import Exact
 from ...infer.gaussian.run import GaussianRun
 from ...linalg.gaussian.prior import DiagonalPrior, FlatPrior
 from ...potentials import GaussianPotential

@@ -55,22 +55,27 @@ def has_signed_sites(potential: Potential) -> bool:
 
 
 @overload
-def gaussian_prior(form: LatentGaussian, space: Space = ..., covariance: Literal["full"] = ...) -> LinearGaussian: ...
+def gaussian_prior(
+    form: LatentGaussian, space: Space = ..., covariance: Literal["full"] = ..., is_signed: bool | None = ...
+) -> LinearGaussian: ...
 
 
 @overload
 def gaussian_prior(
-    form: LatentGaussian, space: Space = ..., covariance: Covariance = ...
+    form: LatentGaussian, space: Space = ..., covariance: Covariance = ..., is_signed: bool | None = ...
 ) -> LinearGaussian | MeanFieldSpace: ...
 
 
 def gaussian_prior(
-    form: LatentGaussian, space: Space = "auto", covariance: Covariance = "full"
+    form: LatentGaussian, space: Space = "auto", covariance: Covariance = "full", is_signed: bool | None = None
 ) -> LinearGaussian | MeanFieldSpace:
     """The prior and the linear map of ``form``, prepared for conditioning on sites of ``eta - offset``.
 
-    With ``covariance="diagonal"`` what conditioning returns has independent unknowns.
+    With ``covariance="diagonal"`` what conditioning returns has independent unknowns. Sites may be negative with
+    ``is_signed``, by default where the factors are of such a kind.
     """
+    if is_signed is None:
+        is_signed = any(has_signed_sites(potential) for potential in form.potentials)
     joint = _linear_gaussian(
         form.prior,
         form.design,
@@ -79,7 +84,7 @@ def gaussian_prior(
         border=form.border,
         touched=form.touched,
         layout=form.layout,
-        is_signed=any(has_signed_sites(potential) for potential in form.potentials),
+        is_signed=is_signed,
         space=space,
     )
     return joint if covariance == "full" else MeanFieldSpace.build(joint, form.prior, form.design)

@@ -14,9 +14,10 @@ from ....potentials import GaussianPotential
 from ....structure.latent_gaussian import LatentGaussian
 from ..algorithms.algorithm import Algorithm
 from ..algorithms.fit_info import FitInfo
+from ..algorithms.held_sites import gaussian_sites
 from ..algorithms.posterior import GaussianPosterior, gaussian_prior
 
-__all__ = ["Exact", "exactly", "gaussian_sites", "log_evidence"]
+__all__ = ["Exact", "exactly", "log_evidence"]
 
 
 def exactly(algorithm: Algorithm, form: LatentGaussian) -> Algorithm:
@@ -60,20 +61,3 @@ def log_evidence(form: LatentGaussian, state: Any = ()) -> Array:
     at_mean = jnp.sum(form.log_factors(form.offset + prior.predictor(posterior.coordinates)))
     total = form.log_constant + at_mean + log_partition_without_sites(prior, posterior)
     return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), total, jnp.nan)
-
-
-def gaussian_sites(form: LatentGaussian) -> tuple[Array, Array]:
-    """Precisions and shifts of the factors, which are their own site approximations.
-
-    :param LatentGaussian form: of which no row has an observation in use that is not Gaussian.
-    """
-    precisions, shifts = [], []
-    for potential, observed in zip(form.potentials, form.observed, strict=True):
-        if not isinstance(potential, GaussianPotential):
-            precisions.append(jnp.zeros(observed.shape, form.offset.dtype))
-            shifts.append(precisions[-1])
-            continue
-        precision = jnp.where(observed, 1.0 / jnp.square(potential.scale), 0.0)
-        precisions.append(precision)
-        shifts.append(jnp.where(observed, precision * potential.observation, 0.0))
-    return jnp.concatenate(precisions), jnp.concatenate(shifts)

@@ -129,7 +129,14 @@ class BandedPosterior(WhitenedPosterior, NotSequential):
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Exact draws of the unknowns by triangular solves, shape ``(num_samples, N)``."""
         noise = random.normal(rng_key, (*self.white_mean.shape[:2], num_samples), self.white_mean.dtype)
-        deviation = self.factor.solve_upper(noise).reshape(-1, num_samples)[: self.space.scale.size]
+        return self._colour(noise)
+
+    def from_white(self, white: Array) -> Array:
+        """Unknowns made of as many standard normal numbers, one to one; both of shape ``(num_columns,)``."""
+        return self._colour(self.space.to_blocks(white))[0]
+
+    def _colour(self, noise: Array) -> Array:
+        deviation = self.factor.solve_upper(noise).reshape(-1, noise.shape[-1])[: self.space.scale.size]
         return self.space.scale * (self.coordinates + deviation.T)
 
     def _variance_of_rows(self, design: SparseRows) -> Array:

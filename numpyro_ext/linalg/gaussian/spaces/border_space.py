@@ -257,10 +257,18 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Exact draws of the unknowns by triangular solves, shape ``(num_samples, num_columns)``."""
         keys = random.split(rng_key)
-        shared = solve_upper(self.schur, random.normal(keys[0], (len(self.schur), num_samples), self.schur.dtype))
-        noise = random.normal(keys[1], (*self.factor.shape[:2], num_samples), self.factor.dtype)
-        local = jnp.moveaxis(solve_upper(self.factor, noise - self.gain @ shared), -1, 0)
-        deviation = jnp.concatenate([local.reshape(num_samples, -1), shared.T], -1)
+        shared = random.normal(keys[0], (len(self.schur), num_samples), self.schur.dtype)
+        return self._colour(random.normal(keys[1], (*self.factor.shape[:2], num_samples), self.factor.dtype), shared)
+
+    def from_white(self, white: Array) -> Array:
+        """Unknowns made of as many standard normal numbers, one to one; both of shape ``(num_columns,)``."""
+        columns, shared = self.space.border.columns, self.space.border.shared
+        return self._colour(white.at[columns].get(mode="fill", fill_value=0.0)[..., None], white[shared][:, None])[0]
+
+    def _colour(self, local: Array, shared: Array) -> Array:
+        shared = solve_upper(self.schur, shared)
+        local = jnp.moveaxis(solve_upper(self.factor, local - self.gain @ shared), -1, 0)
+        deviation = jnp.concatenate([local.reshape(len(local), -1), shared.T], -1)
         return self.space.unknowns(self.coordinates + deviation[:, None])
 
     def _given_border(self) -> tuple[Array, Array]:

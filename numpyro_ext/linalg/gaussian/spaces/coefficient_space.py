@@ -213,6 +213,15 @@ class CoefficientPosterior(WhitenedPosterior):
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Exact draws of the unknowns by a triangular solve, shape ``(num_samples, num_columns)``."""
         noise = random.normal(rng_key, (*self.coordinates.shape, num_samples), self.factor.dtype)
+        return self._colour(noise)
+
+    def from_white(self, white: Array) -> Array:
+        """Unknowns made of as many standard normal numbers, one to one; both of shape ``(num_columns,)``."""
+        if self.space.rows.shape[0] == 1:
+            return self._colour(white[None, :, None])[0]
+        return self._colour(white.at[self.space.columns].get(mode="fill", fill_value=0.0)[..., None])[0]
+
+    def _colour(self, noise: Array) -> Array:
         deviation = jnp.moveaxis(solve_upper(self.factor, noise), -1, 0)
         return self.space.unknowns(self.coordinates + deviation)
 

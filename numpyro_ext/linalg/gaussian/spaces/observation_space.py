@@ -225,6 +225,20 @@ class ObservationPosterior:
             correction += noise - self.root * _solve_many(self.factor, reduced)
         return draw + space.unknowns(self.coordinates + correction)
 
+    def from_white(self, white: Array) -> Array:
+        """Unknowns made of as many standard normal numbers, one to one; both of shape ``(num_columns,)``."""
+        if self.negative is not None:
+            raise ValueError("Sites of negative precision have no factor of the posterior here: leave them out first.")
+        # With U = F^T A^T S^(1/2) and B = I + U^T U = R R^T, the matrix I - U R^-T (R + I)^-1 U^T is a root of
+        # (I + U U^T)^-1 of determinant |B|^(-1/2) (Andrews 1968).
+        space = self.space
+        scale = BlockDiagonal(tuple(block.scale_part() for block in space.prior))
+        draw = scale.apply(white)
+        seen = self.root * space.to_local(space.design.matvec(draw))
+        identity = jnp.eye(self.factor.shape[-1], dtype=self.factor.dtype)
+        removed = solve_upper(self.factor, solve_lower(self.factor + identity, seen[..., None]))[..., 0]
+        return draw + space.unknowns(self.coordinates - self.root * removed)
+
     def _whitened(self, cross: Array) -> tuple[Array, Array]:
         """Roots of what the positive sites remove from, and the negative ones add to, a prior covariance."""
         removed = solve_lower(self.factor, self.root[:, :, None] * cross)

@@ -96,4 +96,11 @@ class OperatorPosterior(WhitenedPosterior, NotSequential):
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Exact draws of the unknowns by a triangular solve, shape ``(num_samples, N)``."""
         noise = random.normal(rng_key, (self.white_mean.size, num_samples), self.white_mean.dtype)
+        return self._colour(noise)
+
+    def from_white(self, white: Array) -> Array:
+        """Unknowns made of as many standard normal numbers, one to one; both of shape ``(num_columns,)``."""
+        return self._colour(white[:, None])[0]
+
+    def _colour(self, noise: Array) -> Array:
         return self.space.scale * (self.coordinates + solve_upper(self.factor, noise).T)

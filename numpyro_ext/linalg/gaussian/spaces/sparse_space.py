@@ -301,6 +301,15 @@ class SparsePosterior(_OnlyParallel):
             draws -= directions @ (directions.T @ draws)
         return self.space.unknowns((self.coordinates + draws.T)[:, None])
 
+    def from_white(self, white: Array) -> Array:
+        """Unknowns made of as many standard normal numbers, one to one; both of shape ``(num_columns,)``.
+
+        :raises ValueError: of unknowns that are conditioned on sums of zero, which have fewer dimensions.
+        """
+        if self.removed.shape[1]:
+            raise ValueError("Unknowns that add up to zero are not made of as many independent numbers.")
+        return self.space.unknowns(self.coordinates + self.factor.half_solve(white))
+
     @functools.cached_property
     def _inverse(self) -> Array:
         """Entries of ``inv(H + c S S^T)`` at the pattern, computed once for all that is asked of one posterior."""

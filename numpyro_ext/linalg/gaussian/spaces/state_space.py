@@ -214,6 +214,13 @@ class StatePosterior(WhitenedPosterior, NotSequential):
         )
         return self.space.unknowns(self.coordinates + self.colour(noise)[:, None])
 
+    def from_white(self, white: Array) -> Array:
+        """Unknowns made of as many standard normal numbers, one to one; both of shape ``(num_columns,)``."""
+        dynamics = self.space.design.dynamics
+        local = white.at[dynamics.columns].get(mode="fill", fill_value=0.0)
+        deviation = self.colour(White(white[dynamics.shared][None], local[None]))
+        return self.space.unknowns(self.coordinates + deviation)
+
     def whiten(self, design: StateSpaceDesign, shift: Array) -> White:
         r"""Transform shifts of rows of a design to white coordinates, for shifts of shape ``(K, m, r)``.
 

@@ -1,0 +1,191 @@
+r"""The field given other hyperparameters than those of a fit, with the Gaussian sites of the fit held.
+
+The prior moves with the hyperparameters :math:`\theta`, the sites :math:`\tilde t_i` stay:
+:math:`q(e \mid \theta) \propto p(e \mid \theta) \prod_i \tilde t_i(\eta_i)` is Gaussian, by one conditioning and no
+iteration. Gaussian factors are their own sites, at every :math:`\theta`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ....linalg.frozen_pytree import frozen_pytree
+from ....linalg.gaussian.design import SparseRows
+from ....linalg.gaussian.prior import LowRankPrior
+from ....linalg.gaussian.spaces.sparse_space import SparsePosterior
+from ....potentials import GaussianPotential
+from ....structure.latent_gaussian import LatentGaussian
+from .posterior import GaussianPosterior, gaussian_prior
+
+__all__ = ["LARGEST_LOW_RANK", "FieldGiven", "HeldSites", "field_given", "gaussian_sites", "hold"]
+
+LARGEST_LOW_RANK = 2000
+"""Unknowns of a prior of low rank up to which its dense covariance takes its place."""
+
+
+def gaussian_sites(form: LatentGaussian) -> tuple[Array, Array]:
+    """Precisions and shifts of the Gaussian factors, which are their own site approximations; zeros at others.
+
+    :param LatentGaussian form: at any hyperparameters.
+    """
+    precisions, shifts = [], []
+    for potential, observed in zip(form.potentials, form.observed, strict=True):
+        if not isinstance(potential, GaussianPotential):
+            precisions.append(jnp.zeros(observed.shape, form.offset.dtype))
+            shifts.append(precisions[-1])
+            continue
+        precision = jnp.where(observed, 1.0 / jnp.square(potential.scale), 0.0)
+        precisions.append(precision)
+        shifts.append(jnp.where(observed, precision * potential.observation, 0.0))
+    return jnp.concatenate(precisions), jnp.concatenate(shifts)
+
+
+@frozen_pytree
+class HeldSites:
+    """Gaussian sites on the predictors, of precisions that are not negative."""
+
+    site_precision: Array
+    """Shape ``(num_rows,)``."""
+    site_shift: Array
+    """Shape ``(num_rows,)``."""
+    reference: Any
+    """The field at the hyperparameters of the fit, of a sparse precision; ``None`` of others."""
+
+
+def hold(posterior: GaussianPosterior, mean: Array) -> tuple[HeldSites, int]:
+    """Sites of a fit, to be held at other hyperparameters.
+
+    A site of negative precision is replaced by its tangent at the mean, so that the field is proper under every prior.
+
+    :param GaussianPosterior posterior: of the fit.
+    :param mean: of its predictors, shape ``(num_rows,)``.
+    :return: the sites, and how many were replaced.
+    :raises FloatingPointError: if a site is not finite.
+    :raises ValueError: if the field has no map from as many normal numbers as it has unknowns.
+    """
+    form, precision, shift = posterior.form, posterior.site_precision, posterior.site_shift
+    if not bool(jnp.all(jnp.isfinite(precision)) & jnp.all(jnp.isfinite(shift))):
+        raise FloatingPointError("Sites of the fit are not finite: look at engine.diagnostics.")
+    _check(form)
+    is_negative = precision < 0.0
+    sites = HeldSites(
+        jnp.where(is_negative, 0.0, precision), jnp.where(is_negative, shift - precision * mean, shift), None
+    )
+    found = field_given(form, sites)
+    if isinstance(found.posterior, SparsePosterior):
+        sites = HeldSites(sites.site_precision, sites.site_shift, found)
+    return sites, int(np.sum(is_negative))
+
+
+def field_given(form: LatentGaussian, sites: HeldSites) -> FieldGiven:
+    """The field of a form, given its hyperparameters, with sites held: one conditioning, differentiable in the form.
+
+    >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
+    >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
+    >>> from numpyro_ext.structure.latent_gaussian import Blocks
+    >>> form = LatentGaussian(
+    ...     prior=(DiagonalPrior(jnp.ones(1)),), design=DenseDesign(jnp.ones((3, 1))), offset=jnp.zeros(3),
+    ...     potentials=(), observed=(), log_constant=jnp.zeros(()),
+    ...     blocks=Blocks(jnp.arange(3)[None], jnp.arange(1)[None]),
+    ... )
+    >>> found = field_given(form, HeldSites(jnp.ones(3), jnp.array([1.0, 2.0, 3.0]), None))
+    >>> print(found.mean, found.from_white(jnp.ones(1)), round(float(jnp.exp(found.log_scale)), 6))
+    [1.5] [2.] 0.5
+
+    :param LatentGaussian form: at any hyperparameters, of the structure of the fit.
+    :param HeldSites sites: of the fit.
+    """
+    precision, shift = sites.site_precision, sites.site_shift
+    if form.potentials:
+        own, own_shift = gaussian_sites(form)
+        is_gaussian = np.concatenate(
+            [
+                np.full(mask.shape, isinstance(p, GaussianPotential))
+                for p, mask in zip(form.potentials, form.observed, strict=True)
+            ]
+        )
+        precision = jnp.where(is_gaussian, own, precision)
+        shift = jnp.where(is_gaussian, own_shift, shift)
+    if any(isinstance(block, LowRankPrior) for block in form.prior):
+        # Draws are made of noise and inducing values, more numbers than unknowns.
+        dense = tuple(block.dense() if isinstance(block, LowRankPrior) else block for block in form.prior)
+        form = form._replace(prior=dense, border=None)
+    # What rows touch has a root of its covariance only where that is not singular: the blocks as a whole.
+    prior = gaussian_prior(form._replace(touched=None), is_signed=False)
+    posterior = prior.condition(precision, shift - precision * form.offset)
+    at_offset = jnp.sum((shift - 0.5 * precision * form.offset) * form.offset)
+    return FieldGiven(form, posterior, sites.reference, at_offset)
+
+
+@frozen_pytree
+class FieldGiven:
+    """A Gaussian field given hyperparameters: its mean, a map from independent normal numbers, and its evidence."""
+
+    form: LatentGaussian
+    posterior: Any
+    reference: Any
+    at_offset: Array
+    """Log of the sites at the offset of the predictors."""
+
+    @property
+    def mean(self) -> Array:
+        """Mean of the unknowns, shape ``(num_columns,)``."""
+        found: Array = self.posterior.unknowns()
+        return found
+
+    @property
+    def log_partition(self) -> Array:
+        """Log integral of the prior times all sites."""
+        found: Array = self.posterior.marginals().log_partition
+        return found + self.at_offset
+
+    def from_white(self, white: Array) -> Array:
+        """Unknowns of as many independent standard normal numbers, one to one; both of shape ``(num_columns,)``.
+
+        Where the precision is sparse the correlations are those of the fit, as derivatives of a sparse factor would
+        need the whole inverse. Elsewhere the unknowns have the mean and covariance of the field.
+        """
+        if self.reference is None:
+            found: Array = self.posterior.from_white(white)
+            return found
+        return self.mean + self._growth * (self.reference.from_white(white) - self.reference.mean)
+
+    @property
+    def log_scale(self) -> Array:
+        """Log absolute determinant of :meth:`from_white`."""
+        if self.reference is not None:
+            found: Array = self.reference.log_scale + jnp.sum(jnp.log(self._growth))
+            return found
+        # The volume of the posterior is known relative to the prior's, that of the prior by its density at the mean.
+        form, total = self.form, self.posterior.log_volume()
+        for block in form.prior:
+            total = total - block.log_density(jnp.zeros((block.size,), form.offset.dtype))
+        return jnp.asarray(total - 0.5 * form.num_columns * math.log(2.0 * math.pi))
+
+    @property
+    def _growth(self) -> Array:
+        """Standard deviations of the unknowns, relative to those at the fit."""
+        size = self.form.num_columns
+        each = SparseRows(jnp.arange(size)[:, None], jnp.ones((size, 1), self.form.offset.dtype), size)
+        found: Array = jnp.sqrt(self.posterior.map_variance(each) / self.reference.posterior.map_variance(each))
+        return found
+
+
+def _check(form: LatentGaussian) -> None:
+    sizes = [block.size for block in form.prior if isinstance(block, LowRankPrior)]
+    if sum(sizes) > LARGEST_LOW_RANK:
+        raise ValueError(
+            f"The {sum(sizes)} unknowns of a prior of low rank have no map from as many normal numbers but by a dense "
+            f"factor, which is made of up to {LARGEST_LOW_RANK}. Sample the inducing values in the model, from which "
+            "the field is computed, or use NUTS."
+        )
+    if any(getattr(block, "is_constrained", False) for block in form.prior):
+        raise ValueError(
+            "A sparse field that is conditioned on sums of zero has no map from as many normal numbers as it has "
+            "unknowns. Give its precision as a dense matrix, or use NUTS."
+        )
