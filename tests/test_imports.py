@@ -30,6 +30,7 @@ FLOORS = {
     "infer": [
         ["hyper"],
         ["front"],
+        ["exact"],
         ["gaussian", "sparse", "bilinear", "rows", "stochastic"],
         ["collaborative", "monte_carlo"],
         ["comparison"],

@@ -12,6 +12,8 @@ from .collaborative.fit import CollaborativeFit
 from .comparison.compare import compare_engines
 from .comparison.recommend import recommend
 from .ep import EP
+from .exact.kernel import IndependenceMetropolis
+from .exact.reparam import PosteriorReparam
 from .front.answers.pit import PitHistogram, pit_histogram, predictive_pit
 from .front.answers.ranking import RankSummary, expected_ranks, rank_summary, ranking_scores, shortlist
 from .gaussian.adaptive_quadrature import AdaptiveQuadrature
@@ -57,11 +59,13 @@ __all__ = [
     "FitInfo",
     "GaussianPosterior",
     "GridSearch",
+    "IndependenceMetropolis",
     "Laplace",
     "LaplaceApproximation",
     "LatentGaussianRows",
     "NaturalGradient",
     "PitHistogram",
+    "PosteriorReparam",
     "PredictiveMoments",
     "Quadrature",
     "RankSummary",

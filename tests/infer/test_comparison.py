@@ -18,7 +18,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian, compare_engines, recommend
 from numpyro_ext.infer.comparison import compare as module
 from numpyro_ext.infer.comparison import reference as reference_module
-from numpyro_ext.infer.comparison.gaps import gaps_between, largest_errors, monte_carlo_errors
+from numpyro_ext.infer.exact.gaps import gaps_between, largest_errors, monte_carlo_errors
 from numpyro_ext.infer.front.engine import BaseEngine
 from numpyro_ext.models import (
     cox_process,

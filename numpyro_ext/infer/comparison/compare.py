@@ -15,12 +15,12 @@ from jax import Array
 from ...display import Shown, Table, number
 from ...structure import ModelStructureError
 from ...structure.model.running.execution import check_key
+from ..exact.gaps import NUM_ERRORS, Gaps, Moments, gaps_between
 from ..front.display import kind_of_evidence
 from ..front.results import LogEvidence
 from ..front.running.chunks import Interruption
 from ..front.running.progress import progress_bar, warn
-from .contestants import Contestant, Moments, as_contestants
-from .gaps import NUM_ERRORS, Gaps, gaps_between
+from .contestants import Contestant, as_contestants
 from .picture import draw_picture
 from .reference import known_reference, reference_by_nuts
 

@@ -19,6 +19,7 @@ from numpyro.infer.mcmc import MCMCKernel
 
 from ..bilinear.engine import BilinearVG
 from ..ep import EP
+from ..exact.gaps import Moments
 from ..front.engine import BaseEngine
 from ..front.results import LogEvidence
 from ..gaussian.engine import Engine
@@ -28,7 +29,7 @@ from ..gaussian.variational.engine import VariationalGaussian
 from ..monte_carlo.smc import SMC
 from ..sparse.mean_field_engine import StructuredMeanField
 
-__all__ = ["BY_NAME", "ENGINES", "NUM_SAMPLES", "NUM_WARMUP", "Chain", "Contestant", "Moments", "as_contestants"]
+__all__ = ["BY_NAME", "ENGINES", "NUM_SAMPLES", "NUM_WARMUP", "Chain", "Contestant", "as_contestants"]
 
 NUM_WARMUP, NUM_SAMPLES = 1000, 2000
 """Length of a chain that a person leaves to us."""
@@ -45,9 +46,6 @@ ENGINES: tuple[type[BaseEngine[Any]], ...] = (
 )
 BY_NAME: dict[str, Any] = {**{engine.__name__: engine for engine in ENGINES}, "SMC": SMC, "NUTS": NUTS}
 """The engines that can be asked for by name."""
-
-Moments = dict[str, tuple[np.ndarray, np.ndarray]]
-"""Mean and standard deviation of every site."""
 
 
 class Contestant(ABC):

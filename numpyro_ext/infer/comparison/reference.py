@@ -9,8 +9,8 @@ import numpy as np
 from jax import Array
 from numpyro.infer import MCMC, NUTS, init_to_median
 
-from .contestants import NUM_SAMPLES, NUM_WARMUP, Chain, Contestant, Moments, moments_of
-from .gaps import Errors, largest_errors, monte_carlo_errors
+from ..exact.gaps import Errors, Moments, largest_errors, monte_carlo_errors
+from .contestants import NUM_SAMPLES, NUM_WARMUP, Chain, Contestant, moments_of
 
 __all__ = ["Reference", "known_reference", "reference_by_nuts"]
 

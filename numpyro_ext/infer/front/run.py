@@ -218,6 +218,17 @@ class FinishedRun(ABC):
         """Pareto k-hat of the posterior of the field."""
         raise self._not_gaussian("psis_diagnostic")
 
+    @property
+    def coordinates(self) -> Any:
+        """Map from normal numbers to the sites of the model, for exact draws.
+
+        :raises ValueError: where the posterior is no Gaussian field given the hyperparameters.
+        """
+        raise ValueError(
+            "Exact draws in the coordinates of a fit need sites that are jointly Gaussian given the hyperparameters "
+            "(EP, VariationalGaussian, LaplaceApproximation, INLA); those of this model are not. Take SMC or NUTS."
+        )
+
     def predict(self, rng_key: Array, *args: Any, **kwargs: Any) -> Any:
         """The posterior at new arguments of the model, for engines on Gaussian fields.
 

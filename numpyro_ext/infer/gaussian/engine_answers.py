@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
+from ..exact.sampling import ExactSamples, sample_exactly
 from ..front.answers.elpd import elpd_data
 from ..front.engine import BaseEngine
 from ..front.run import FinishedRun
@@ -159,6 +160,60 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         check_cavities(without)
         left_out, scored = (np.asarray(by_site(run.reading, values)[name]) for values in (without, within))
         return elpd_data(name, left_out, scored, self.num_samples)
+
+    def sample_exactly(
+        self,
+        rng_key: Array,
+        num_samples: int = 1000,
+        *,
+        num_chains: int = 4,
+        num_warmup: int = 200,
+        target_accept_prob: float = 0.8,
+        **options: Any,
+    ) -> ExactSamples:
+        """Exact draws of the posterior, by NUTS in the coordinates of this fit, and how far the fit is from them.
+
+        The sites of the fit are held and the prior moves with the hyperparameters
+        (:class:`~numpyro_ext.infer.PosteriorReparam`), so that the chains see something near a standard normal and no
+        funnel. Their density is the model's own: the draws are exact whatever the fit was. A posterior of several
+        modes of which the fit has one may keep all chains at that: ``SMC`` looks for others.
+
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> from numpyro_ext.infer import EP
+        >>> def model(y):
+        ...     level = numpyro.sample("level", dist.Normal(0, 2))
+        ...     numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
+        >>> engine = EP(model)
+        >>> engine.run(jax.random.key(0), jnp.array([3, 5, 2, 4]))
+        >>> exact = engine.sample_exactly(jax.random.key(1), num_chains=2)
+        >>> exact.get_samples()["level"].shape
+        (2000,)
+        >>> exact.agreement.word
+        'holds'
+
+        :param rng_key: random number generator key.
+        :param int num_samples: draws of each chain.
+        :param int num_chains: chains, one after the other unless there are as many devices.
+        :param int num_warmup: steps before the draws.
+        :param float target_accept_prob: of NUTS.
+        :param options: further ones of ``numpyro.infer.MCMC``.
+        :return: an ``MCMC`` that has run, with draws of the model's sites, and ``agreement``.
+        :raises ValueError: if there is no map from normal numbers to the sites: small blocks by quadrature, sparse
+            coefficients, coefficients on a half line, sparse fields that add up to zero, discrete missing values.
+        """
+        self._finished()
+        return sample_exactly(
+            self,
+            rng_key,
+            num_samples,
+            num_chains=num_chains,
+            num_warmup=num_warmup,
+            target_accept_prob=target_accept_prob,
+            **options,
+        )
 
     @property
     def guide(self) -> AutoMultivariateNormal:

@@ -135,6 +135,14 @@ class IntegratedRun(GaussianRun):
             out[name] = HyperPosterior(name, values, free, weights, mode, transform, is_fixed, cell, draw)
         return out
 
+    @property
+    def _hyper_moments(self) -> tuple[Array, np.ndarray]:
+        """Mean and covariance of the unconstrained hyperparameters over the design."""
+        found = self.exploration
+        mean = found.weights @ found.values
+        rest = found.values - mean
+        return to_device(mean.astype(self.fit.last_state.values.dtype)), (rest.T * found.weights) @ rest
+
     def _draw_hyper(self, name: str, rng_key: Array, num_samples: int) -> Array:
         """Draws of one hyperparameter, without those of the field."""
         points, generator = self.draw_points(rng_key), _generator_and_keys(rng_key)[0]

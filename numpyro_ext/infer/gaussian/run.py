@@ -25,6 +25,7 @@ from ..front.run import FinishedRun
 from .algorithms.algorithm import Algorithm
 from .algorithms.cumulants import correction
 from .algorithms.mode_shift import mode_shifts
+from .answers.coordinates import FieldCoordinates, field_coordinates
 from .answers.corrected import Corrected, check_cumulants, corrected
 from .answers.guide import field_importance_pair, fitted_guide
 from .answers.leave_one_out import weights_fail
@@ -308,6 +309,17 @@ class GaussianRun(FinishedRun):
                 free = space.unpack_unconstrained(result.last_state.values)[name]
                 hyper[name] = (free, jnp.asarray(factor[space.slices[name]], mean.dtype))
         return fitted_guide(reading.model, reading.args, reading.kwargs, field=field, hyper=hyper, params=params)
+
+    @cached_property
+    def coordinates(self) -> FieldCoordinates:
+        """Map from normal numbers to the sites of the model, with the sites of the fit held."""
+        posterior, mean, _, _ = self.programs.rows(*self.inputs)
+        return field_coordinates(self.reading, self.space, posterior, mean, self._hyper_moments)
+
+    @property
+    def _hyper_moments(self) -> tuple[Array, np.ndarray | None]:
+        """Center and covariance of the unconstrained hyperparameters, where it is known."""
+        return self.fit.last_state.values, self.fit.covariance
 
     def psis_diagnostic(self, rng_key: Array, num_particles: int) -> float:
         """Pareto k-hat of the field's posterior, given the hyperparameters."""

@@ -118,8 +118,7 @@ def field_given(form: LatentGaussian, sites: HeldSites) -> FieldGiven:
     # What rows touch has a root of its covariance only where that is not singular: the blocks as a whole.
     prior = gaussian_prior(form._replace(touched=None), is_signed=False)
     posterior = prior.condition(precision, shift - precision * form.offset)
-    at_offset = jnp.sum((shift - 0.5 * precision * form.offset) * form.offset)
-    return FieldGiven(form, posterior, sites.reference, at_offset)
+    return FieldGiven(form, precision, shift, posterior, sites.reference)
 
 
 @frozen_pytree
@@ -127,10 +126,14 @@ class FieldGiven:
     """A Gaussian field given hyperparameters: its mean, a map from independent normal numbers, and its evidence."""
 
     form: LatentGaussian
+    site_precision: Array
+    """Shape ``(num_rows,)``; of Gaussian factors their own."""
+    site_shift: Array
+    """Shape ``(num_rows,)``."""
     posterior: Any
+    """Shape and algebra of the space in which it was conditioned."""
     reference: Any
-    at_offset: Array
-    """Log of the sites at the offset of the predictors."""
+    """The field at the fit, where the correlations are those there; else ``None``."""
 
     @property
     def mean(self) -> Array:
@@ -141,8 +144,11 @@ class FieldGiven:
     @property
     def log_partition(self) -> Array:
         """Log integral of the prior times all sites."""
-        found: Array = self.posterior.marginals().log_partition
-        return found + self.at_offset
+        return jnp.asarray(self.posterior.marginals().log_partition + jnp.sum(self.log_sites(self.form.offset)))
+
+    def log_sites(self, eta: Array) -> Array:
+        """Logs of the sites at predictors, both of shape ``(num_rows,)``."""
+        return (self.site_shift - 0.5 * self.site_precision * eta) * eta
 
     def from_white(self, white: Array) -> Array:
         """Unknowns of as many independent standard normal numbers, one to one; both of shape ``(num_columns,)``.

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 from numpyro.diagnostics import effective_sample_size
 
-from .contestants import Moments
-
-__all__ = ["NUM_ERRORS", "Errors", "Gaps", "gaps_between", "largest_errors", "monte_carlo_errors"]
+__all__ = ["NUM_ERRORS", "Errors", "Gaps", "Moments", "gaps_between", "largest_errors", "monte_carlo_errors"]
 
 NUM_ERRORS = 3.0
 """Standard errors of the reference within which a gap is noise; the largest of many elements is often beyond two."""
 _FEWEST_DRAWS = 8
 
+Moments = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Means and standard deviations by site."""
 Errors = dict[str, tuple[np.ndarray, np.ndarray]]
 """Standard errors by site: of the mean in standard deviations, and of the standard deviation relative to it."""
 

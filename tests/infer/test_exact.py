@@ -1,0 +1,266 @@
+"""Exact draws in the coordinates of a fit, against NumPyro's own density and quadrature."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS
+from numpyro.infer.util import log_density
+
+from numpyro_ext.infer import EP, IndependenceMetropolis, LaplaceApproximation, PosteriorReparam
+from numpyro_ext.infer.exact.agreement import agreement_between
+from numpyro_ext.infer.exact.kernel import log_weight_and_sites
+from numpyro_ext.infer.exact.reparam import LATENT
+from numpyro_ext.infer.front.run import FinishedRun
+
+COUNTS = np.array([0, 2, 7, 1, 1, 4])
+GROUP = np.array([0, 0, 1, 1, 2, 2])
+
+
+def intercepts(counts, group=GROUP):
+    """Three groups with a learned scale, masked rows, a scaled likelihood and a quantity computed of the field."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+    with numpyro.plate("groups", 3):
+        rate = numpyro.sample("rate", dist.Normal(level, scale))
+    numpyro.deterministic("first", rate[0] - level)
+    with numpyro.handlers.scale(scale=1.5):
+        numpyro.sample("counts", dist.Poisson(jnp.exp(rate[group])), obs=counts)
+
+
+def process(x, y):
+    """A Gaussian process with noise, whose sites are known at all hyperparameters."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    kernel = scale**2 * jnp.exp(-0.5 * jnp.square(x[:, None] - x)) + 1e-6 * jnp.eye(x.size)
+    f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(x.size), kernel))
+    numpyro.sample("y", dist.Normal(f, noise), obs=y)
+
+
+MODELS = {
+    "intercepts": (intercepts, (COUNTS,)),
+    "process": (process, (jnp.linspace(0.0, 2.0, 5), jnp.sin(jnp.arange(5.0)))),
+}
+
+
+def fitted(model, *args, engine=EP, **options):
+    found = engine(model, progress_bar=False, **options)
+    found.run(random.key(0), *args)
+    return found
+
+
+@pytest.fixture(scope="module")
+def groups():
+    return fitted(intercepts, COUNTS, integrate="none")
+
+
+def _wrong(engine):
+    """The same fit with sites that are off: precisions of a third, shifts by two standard deviations."""
+    run = engine._run
+    right = run.coordinates
+    sites = right.sites
+    precision = 0.3 * sites.site_precision
+    shift = 0.3 * sites.site_shift + 2.0 * jnp.sqrt(precision)
+    wrong = dataclasses.replace(right, sites=dataclasses.replace(sites, site_precision=precision, site_shift=shift))
+    vars(run)["coordinates"] = wrong
+    return right
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_density_is_that_of_numpyro_times_the_determinant(groups, is_wrong):
+    right = _wrong(groups) if is_wrong else None
+    try:
+        reparam = PosteriorReparam(groups)
+    finally:
+        if is_wrong:
+            vars(groups._run)["coordinates"] = right
+    _check_density(reparam, intercepts, (COUNTS,))
+    assert reparam.coordinates.held == {}
+
+
+def _check_density(reparam, model, args):
+    coordinates = reparam.coordinates
+    white = random.normal(random.key(3), (coordinates.size,))
+    names = coordinates.names
+
+    @jax.jit
+    def everything(white):
+        def flat(white):
+            values = coordinates.values(white)[0]
+            return jnp.concatenate([jnp.ravel(values[name]) for name in names])
+
+        values, log_volume = coordinates.values(white)
+        own = log_density(model, args, {}, values)[0]
+        found, trace = log_density(reparam.reparam(model), args, {}, {LATENT: white})
+        return jax.jacfwd(flat)(white), log_volume, own, found, {n: trace[n]["value"] for n in names}, values
+
+    jacobian, log_volume, own, found, sites, values = everything(white)
+    assert jacobian.shape == (coordinates.size, coordinates.size)
+    np.testing.assert_allclose(log_volume, np.linalg.slogdet(jacobian)[1], atol=1e-6)
+    np.testing.assert_allclose(found, own + log_volume, atol=1e-8)
+    for name in names:
+        np.testing.assert_allclose(sites[name], values[name])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", [EP, LaplaceApproximation])
+@pytest.mark.parametrize("name", ["process"])
+def test_density_of_other_models(name, engine):
+    model, args = MODELS[name]
+    _check_density(PosteriorReparam(fitted(model, *args, engine=engine)), model, args)
+
+
+def test_weights_are_equal_where_the_posterior_is_gaussian():
+    def linear(x, y):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Normal(x @ slope, 0.5), obs=y)
+
+    x, y = np.array([[1.0, 0.5], [0.0, 2.0], [1.0, 1.0]]), [1, 2, 0]
+    engine = fitted(linear, x, np.array(y))
+    weigh = log_weight_and_sites(PosteriorReparam(engine), (x, np.array(y)), {})
+    weights = jax.jit(jax.vmap(lambda white: weigh(white)[0]))(random.normal(random.key(0), (8, 2)))
+    np.testing.assert_allclose(weights, float(engine.log_evidence), rtol=1e-9)
+
+
+def test_agreement_is_told_with_its_error():
+    exact = {name: (np.zeros(2), np.ones(2)) for name in "abcd"}
+    found = {
+        "a": (np.array([0.02, -0.05]), np.array([1.0, 0.97])),
+        "b": (np.array([0.0, 0.5]), np.ones(2)),
+        "c": (np.zeros(2), np.ones(2)),
+        "d": (np.zeros(2), np.zeros(2)),  # set to a point
+    }
+    errors = {name: (np.full(2, 0.02), np.full(2, 0.02)) for name in "abd"} | {"c": (np.full(2, np.nan),) * 2}
+    agreement = agreement_between(found, exact, errors)
+    assert {name: site.word for name, site in agreement.items()} == {
+        "a": "holds",
+        "b": "off",
+        "c": "unknown",
+        "d": "off",
+    }
+    assert agreement["b"].gap == 0.5
+    assert agreement["d"].ratio == 0.0
+    assert agreement.word == "off"
+    assert "off at b, d" in repr(agreement)
+    assert agreement_between({"a": found["a"]}, exact, errors).word == "holds"
+    assert agreement_between({"c": found["c"]}, exact, errors).word == "unknown"
+
+
+def test_what_has_no_coordinates_is_refused(groups):
+    with pytest.raises(RuntimeError, match="run"):
+        PosteriorReparam(EP(intercepts))
+    with pytest.raises(ValueError, match="jointly Gaussian"):
+        _ = FinishedRun.coordinates.fget(None)
+
+    def four(counts):
+        numpyro.sample("rate", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+
+    other = numpyro.handlers.seed(PosteriorReparam(groups).reparam(four), random.key(0))
+    with pytest.raises(ValueError, match=r"'rate' has shape \(4,\) here and \(3,\)"):
+        other(COUNTS)
+
+
+@functools.cache
+def _by_quadrature(num_nodes=81):
+    """Moments of level, scale and the rates of :func:`intercepts` by sums over lattices."""
+    scale = np.exp(np.linspace(-5.0, 2.0, num_nodes))
+    level = np.linspace(-6.0, 6.0, num_nodes)
+    rate = np.linspace(-8.0, 6.0, 601)
+    log_prior = -0.5 * scale**2 + np.log(scale)  # per unit of the logarithm
+    log_level = -0.125 * level**2
+    log_rate = -0.5 * ((rate - level[:, None]) / scale[:, None, None]) ** 2 - np.log(scale)[:, None, None]
+    mass, moments = [], []
+    for g in range(3):
+        counts = COUNTS[GROUP == g]
+        log_factor = 1.5 * (counts.sum() * rate - len(counts) * np.exp(rate))
+        density = np.exp(log_rate + log_factor)
+        # fine lattices resolve small scales: the normal density is normalised on the lattice itself
+        norm = np.exp(log_rate).sum(-1)
+        mass.append((density.sum(-1)) / norm)
+        moments.append([(density * rate**k).sum(-1) / norm for k in (1, 2)])
+    tiny = np.finfo(float).tiny  # where the level is far from the data
+    log_joint = log_prior[:, None] + log_level + sum(np.log(np.maximum(m, tiny)) for m in mass)
+    weight = np.exp(log_joint - log_joint.max())
+    weight /= weight.sum()
+    out = {
+        "scale": (np.sum(weight.sum(1) * scale), np.sum(weight.sum(1) * scale**2)),
+        "level": (np.sum(weight.sum(0) * level), np.sum(weight.sum(0) * level**2)),
+    }
+    rates = [
+        [np.sum(weight * m / np.maximum(total, tiny)) for m in pair] for pair, total in zip(moments, mass, strict=True)
+    ]
+    out["rate"] = tuple(np.array(rates).T)
+    return {
+        name: (np.asarray(first), np.sqrt(np.asarray(second) - np.asarray(first) ** 2))
+        for name, (first, second) in out.items()
+    }
+
+
+def _assert_moments(draws, expected):
+    """Means and standard deviations within five Monte Carlo errors; draws of shape ``(chains, draws, ...)``."""
+    for name, (mean, sd) in expected.items():
+        values = np.asarray(draws[name])
+        centred = (values - values.mean((0, 1))) / sd
+        error = 1.0 / np.sqrt(effective_sample_size(centred))
+        assert np.all(np.abs(values.mean((0, 1)) - mean) / sd < 5.0 * error), name
+        squares = centred**2
+        error = 0.5 * squares.std((0, 1)) / np.sqrt(effective_sample_size(squares))
+        assert np.all(np.abs(values.std((0, 1)) / sd - 1.0) < 5.0 * error), name
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_draws_are_exact_whatever_the_fit_was(groups, is_wrong):
+    right = _wrong(groups) if is_wrong else groups._run.coordinates
+    try:
+        exact = groups.sample_exactly(random.key(5), 1000, num_chains=2)
+    finally:
+        vars(groups._run)["coordinates"] = right
+    _assert_moments(exact.get_samples(group_by_chain=True), _by_quadrature())
+    assert set(exact.get_samples()) == {"scale", "level", "rate", "first"}
+    # the scale is at its optimum in this fit, which has no spread
+    assert exact.agreement["scale"].word == "off"
+    assert exact.agreement.word == "off"
+    assert exact.messages == ()
+
+
+@pytest.mark.thorough
+def test_acceptance_of_proposals_is_the_overlap(groups, capsys):
+    kernel = IndependenceMetropolis(groups)
+    mcmc = MCMC(kernel, num_warmup=0, num_samples=4000, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc.run(random.key(2), COUNTS)
+    weigh = jax.jit(jax.vmap(lambda white: log_weight_and_sites(PosteriorReparam(groups), (COUNTS,), {})(white)[0]))
+    weights = np.asarray(weigh(random.normal(random.key(4), (4000, 5))))
+    weights = np.exp(weights - weights.max())
+    # a current state is drawn by weight, a proposal evenly
+    ratio = np.minimum(1.0, weights[None, :] / weights[:, None])
+    overlap = np.sum(weights / weights.sum() * ratio.mean(1))
+    np.testing.assert_allclose(mcmc.last_state.mean_accept_prob.mean(), overlap, atol=0.03)
+    _assert_moments(mcmc.get_samples(group_by_chain=True), _by_quadrature())
+    mcmc.print_summary()
+    assert "rate[2]" in capsys.readouterr().out
+    before = mcmc.last_state
+    mcmc.post_warmup_state = before
+    mcmc.run(mcmc.post_warmup_state.rng_key, COUNTS)
+    assert np.all(mcmc.last_state.i == before.i + 4000)
+
+
+@pytest.mark.thorough
+def test_nuts_on_the_reparameterised_model_gives_the_sites(groups):
+    reparam = PosteriorReparam(groups)
+    mcmc = MCMC(NUTS(reparam.reparam(intercepts)), num_warmup=100, num_samples=100, progress_bar=False)
+    mcmc.run(random.key(1), COUNTS)
+    found = mcmc.get_samples()
+    draws = reparam.transform_sample(found)
+    assert set(draws) == {"scale", "level", "rate"}
+    for name, values in draws.items():
+        np.testing.assert_allclose(values, found[name], rtol=1e-9)
+    by_chain = reparam.transform_sample(mcmc.get_samples(group_by_chain=True))
+    assert by_chain["rate"].shape == (1, 100, 3)
