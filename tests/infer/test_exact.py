@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from numpyro.contrib.control_flow import scan
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
@@ -44,8 +45,21 @@ def process(x, y):
     numpyro.sample("y", dist.Normal(f, noise), obs=y)
 
 
+def series(y):
+    """A walk by scan, with a ``param`` that is held."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    slope = numpyro.param("slope", 0.9)
+
+    def step(state, y):
+        state = numpyro.sample("state", dist.Normal(slope * state, scale))
+        numpyro.sample("y", dist.Poisson(jnp.exp(state)), obs=y)
+        return state, None
+
+    scan(step, 0.0, y)
+
+
 MODELS = {
-    "intercepts": (intercepts, (COUNTS,)),
+    "series": (series, (jnp.array([0, 2, 1, 3, 5, 4, 6, 2]),)),
     "process": (process, (jnp.linspace(0.0, 2.0, 5), jnp.sin(jnp.arange(5.0)))),
 }
 
@@ -110,11 +124,13 @@ def _check_density(reparam, model, args):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("engine", [EP, LaplaceApproximation])
-@pytest.mark.parametrize("name", ["process"])
-def test_density_of_other_models(name, engine):
+@pytest.mark.parametrize("name", MODELS)
+def test_density_of_other_models(name):
     model, args = MODELS[name]
-    _check_density(PosteriorReparam(fitted(model, *args, engine=engine)), model, args)
+    engine = fitted(model, *args, engine=LaplaceApproximation)
+    reparam = PosteriorReparam(engine)
+    assert set(reparam.coordinates.held) == ({"slope"} if name == "series" else set())
+    _check_density(reparam, numpyro.handlers.substitute(model, data=dict(reparam.coordinates.held)), args)
 
 
 def test_weights_are_equal_where_the_posterior_is_gaussian():
@@ -151,6 +167,7 @@ def test_agreement_is_told_with_its_error():
     assert "off at b, d" in repr(agreement)
     assert agreement_between({"a": found["a"]}, exact, errors).word == "holds"
     assert agreement_between({"c": found["c"]}, exact, errors).word == "unknown"
+    assert agreement_between({"a": found["a"]}, exact, {}).word == agreement_between({}, {}, {}).word == "unknown"
 
 
 def test_what_has_no_coordinates_is_refused(groups):

@@ -52,7 +52,7 @@ class Agreement(Shown, Mapping[str, SiteAgreement]):
     def word(self) -> str:
         """``"holds"`` where all sites do, ``"off"`` where some site is, else ``"unknown"``."""
         words = {site.word for site in self._sites.values()}
-        return next((word for word in ("off", "unknown") if word in words), "holds")
+        return next((word for word in ("off", "unknown") if word in words), "holds" if words else "unknown")
 
     @property
     def verdict(self) -> str:
@@ -77,18 +77,20 @@ def agreement_between(found: Moments, exact: Moments, errors: Errors) -> Agreeme
 
     :param found: mean and standard deviation by site, of the approximation.
     :param exact: the same of the draws.
-    :param errors: Monte Carlo errors of the draws by site, relative to their standard deviations.
+    :param errors: Monte Carlo errors of the draws by site, relative to their standard deviations; those of other sites
+        are unknown.
     """
     sites = {}
     for name, moments in found.items():
-        if name not in exact or name not in errors or np.shape(exact[name][0]) != np.shape(moments[0]):
+        if name not in exact or np.shape(exact[name][0]) != np.shape(moments[0]):
             continue
         (mean, sd), (other, other_sd) = ([np.ravel(x).astype(float) for x in pair] for pair in (moments, exact[name]))
         varies = other_sd > 1e-10 * (1.0 + np.abs(other))
         if not varies.any():
             continue
         gap, ratio = (mean - other)[varies] / other_sd[varies], sd[varies] / other_sd[varies]
-        gap_error, sd_error = (np.ravel(error)[varies] for error in errors[name])
+        unknown = np.full(other.shape, np.nan)
+        gap_error, sd_error = (np.ravel(error)[varies] for error in errors.get(name, (unknown, unknown)))
         # An error that is not known, of a chain that did not move, is no small one.
         gap_error, ratio_error = (np.where(np.isfinite(e), e, np.inf) for e in (gap_error, ratio * sd_error))
         at, where = _worst(np.abs(gap), gap_error), _worst(np.abs(ratio - 1.0), ratio_error)

@@ -116,7 +116,9 @@ class PosteriorReparam:
             values, log_volume = self._values(white)
             numpyro.factor(f"_{LATENT}_log_volume", log_volume)
             sites = {name: _Known(value) for name, value in values.items()}
-            with handlers.reparam(config=sites), handlers.substitute(data=dict(self.coordinates.held)):
+            held = dict(self.coordinates.held)
+            # A scan hands no site of its body to other handlers but those that give values.
+            with handlers.condition(data=values), handlers.reparam(config=sites), handlers.substitute(data=held):
                 return model(*args, **kwargs)
 
         return in_coordinates
@@ -153,15 +155,14 @@ class _Known(Reparam):
         self.value = value
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
-        if obs is not None:
+        if obs is not None and not isinstance(obs, jax.core.Tracer):  # in a scan it is this value, given to its body
             raise ValueError(f"The site {name!r} is latent in the fit, and observed here.")
         if fn.shape() != np.shape(self.value):
             raise ValueError(
                 f"The site {name!r} has shape {fn.shape()} here and {np.shape(self.value)} in the fit: run the engine "
                 "at these arguments."
             )
-        log_prob = fn.log_prob(self.value)
-        numpyro.factor(f"_{name}_log_prob", jnp.broadcast_to(log_prob, np.broadcast_shapes(log_prob.shape)))
+        numpyro.factor(f"_{name}_log_prob", fn.log_prob(self.value))
         return None, self.value
 
 

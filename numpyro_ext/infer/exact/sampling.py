@@ -40,7 +40,7 @@ class ExactSamples(MCMC):  # type: ignore[misc]
 
     def __init__(self, engine: BaseEngine[Any], reparam: PosteriorReparam, kernel: NUTS, **options: Any) -> None:
         super().__init__(kernel, **options)
-        self._engine, self._reparam = engine, reparam
+        self._posterior, self._reparam = engine.posterior, reparam
 
     def get_samples(self, group_by_chain: bool = False) -> dict[str, Array]:
         """Draws of the latent and deterministic sites of the model, as of ``MCMC``."""
@@ -64,7 +64,7 @@ class ExactSamples(MCMC):  # type: ignore[misc]
     @cached_property
     def agreement(self) -> Agreement:
         """Gap between the marginals of the engine and the draws for each site, with its Monte Carlo error."""
-        posterior = self._engine.posterior
+        posterior = self._posterior
         draws = {n: np.asarray(v) for n, v in self.get_samples(group_by_chain=True).items() if n in posterior}
         found = {n: (np.asarray(posterior[n].mean), np.sqrt(np.asarray(posterior[n].variance))) for n in draws}
         exact = {n: (v.mean((0, 1)), v.std((0, 1))) for n, v in draws.items()}
