@@ -15,7 +15,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
-from numpyro_ext.infer import EP, IndependenceMetropolis, LaplaceApproximation, PosteriorReparam
+from numpyro_ext.infer import EP, AdaptiveQuadrature, IndependenceMetropolis, LaplaceApproximation, PosteriorReparam
 from numpyro_ext.infer.exact.agreement import agreement_between
 from numpyro_ext.infer.exact.kernel import log_weight_and_sites
 from numpyro_ext.infer.exact.reparam import LATENT
@@ -121,6 +121,17 @@ def _check_density(reparam, model, args):
     np.testing.assert_allclose(found, own + log_volume, atol=1e-8)
     for name in names:
         np.testing.assert_allclose(sites[name], values[name])
+
+
+@pytest.mark.thorough
+def test_short_chains_say_what_is_wrong_and_quadrature_has_no_sites(groups):
+    with pytest.warns(UserWarning, match=r"more draws.*r-hat.*factor farthest.*counts\["):
+        exact = groups.sample_exactly(random.key(0), 10, num_chains=1, num_warmup=0)
+    assert len(exact.messages) == 1
+    assert exact.agreement["rate"].word == "unknown"
+    engine = fitted(intercepts, COUNTS, engine=AdaptiveQuadrature, field=["rate"])
+    with pytest.raises(ValueError, match="no Gaussian sites"):
+        engine.sample_exactly(random.key(0))
 
 
 @pytest.mark.thorough

@@ -37,7 +37,7 @@ class IndependenceState(NamedTuple):
     rng_key: Array
 
 
-class IndependenceMetropolis(MCMCKernel):  # type: ignore[misc]
+class IndependenceMetropolis(MCMCKernel):
     """Kernel of ``MCMC`` whose proposals are draws of an engine's posterior, each accepted by the model's own density.
 
     The average acceptance is the overlap of approximation and posterior: the chance that a draw of the one would do for

@@ -23,11 +23,12 @@ __all__ = ["ExactSamples", "sample_exactly"]
 _MOST_RHAT = 1.05
 _FEWEST_EFFECTIVE = 100
 _MOST_DIVERGING = 0.01
+_NO_SPREAD = 1e-2
 _FOR_CAUSE = 64
 """Draws at which factors are compared with their approximations."""
 
 
-class ExactSamples(MCMC):  # type: ignore[misc]
+class ExactSamples(MCMC):
     """A run of MCMC whose draws are those of the model's own sites; :func:`sample_exactly` makes it.
 
     Everything that takes an ``MCMC`` takes it: ``get_samples``, ``print_summary``, ``az.from_numpyro``.
@@ -100,9 +101,9 @@ class ExactSamples(MCMC):  # type: ignore[misc]
         some = white[:: max(1, len(white) // _FOR_CAUSE)]
         ratios = jax.jit(lambda rows: jax.lax.map(self._reparam.coordinates.log_ratios, rows))(some)
         spread = {n: np.nan_to_num(np.std(np.asarray(v), axis=0), posinf=np.inf) for n, v in ratios.items() if v.size}
-        if not spread:
+        name = max(spread, key=lambda n: float(np.max(spread[n])), default=None)
+        if name is None or np.max(spread[name]) < _NO_SPREAD:
             return "the factors are Gaussian, so it is the hyperparameters that are far from normal"
-        name = max(spread, key=lambda n: float(np.max(spread[n])))
         place = np.unravel_index(int(np.argmax(spread[name])), spread[name].shape)
         at = f"[{', '.join(map(str, place))}]" if place else ""
         return (
@@ -111,7 +112,7 @@ class ExactSamples(MCMC):  # type: ignore[misc]
         )
 
 
-class _NUTS(NUTS):  # type: ignore[misc]
+class _NUTS(NUTS):
     """NUTS on a reparameterised model that names the model as it is, which ArviZ asks for log likelihoods."""
 
     def __init__(self, reparam: PosteriorReparam, **options: Any) -> None:

@@ -156,10 +156,12 @@ class FieldGiven:
         Where the precision is sparse the correlations are those of the fit, as derivatives of a sparse factor would
         need the whole inverse. Elsewhere the unknowns have the mean and covariance of the field.
         """
+        found: Array
         if self.reference is None:
-            found: Array = self.posterior.from_white(white)
-            return found
-        return self.mean + self._growth * (self.reference.from_white(white) - self.reference.mean)
+            found = self.posterior.from_white(white)
+        else:
+            found = self.mean + self._growth * (self.reference.from_white(white) - self.reference.mean)
+        return found
 
     @property
     def log_scale(self) -> Array:
