@@ -39,6 +39,7 @@ REPORTS = {
     "cold": "First fits, next fits and new processes",
     "border": "Groups with common coefficients",
     "scan": "Series by scan: growth of time and memory",
+    "exact": "Exact draws in the coordinates of a fit, beside NUTS",
     "cpu": "Speed of all engines",
 }
 """Names of the files in ``benchmarks/results`` without their date, in the order of the page."""
