@@ -8,6 +8,7 @@ from .categories import (
     OrderedProbit,
     StickBreakingCategorical,
 )
+from .censored_pairs import CensoredPairs
 from .gaussian_markov_random_field import GaussianMarkovRandomField
 from .hidden_markov import HiddenMarkov
 from .hidden_markov_tree import HiddenMarkovTree
@@ -32,6 +33,7 @@ from .sparse_precisions import (
 __all__ = [
     "AdjacentCategory",
     "AnalysisPrior",
+    "CensoredPairs",
     "ContinuationRatio",
     "GaussianMarkovRandomField",
     "GraphPrecision",
