@@ -13,12 +13,12 @@ from numpyro.distributions.util import validate_sample
 
 from .categories import checked_key
 
-__all__ = ["CensoredPairs"]
+__all__ = ["CensoredPairs", "PairTable"]
 
 _MOST_PAIRS = 10_000_000
 
 
-class _PairTable(constraints.Constraint):
+class PairTable(constraints.Constraint):
     """Rows of a first index, a second index and a count."""
 
     is_discrete = True
@@ -49,7 +49,7 @@ class _PairTable(constraints.Constraint):
         return (), ((), {"sizes": self.sizes})
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _PairTable) and self.sizes == other.sizes
+        return isinstance(other, PairTable) and self.sizes == other.sizes
 
     def __hash__(self) -> int:
         return hash(self.sizes)
@@ -138,7 +138,7 @@ class CensoredPairs(Distribution):
 
     @constraints.dependent_property(is_discrete=True, event_dim=2)
     def support(self) -> constraints.Constraint:
-        return _PairTable(self.b.shape[0], self.g.shape[0])
+        return PairTable(self.b.shape[0], self.g.shape[0])
 
     def logits(self, rows: Array, columns: Array) -> Array:
         """Logits of the probabilities that these pairs are emitted, once they are selected."""

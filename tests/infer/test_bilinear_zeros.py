@@ -13,11 +13,12 @@ from numpyro.infer.util import log_density
 from numpyro_ext.infer import BilinearVG
 from numpyro_ext.infer.bilinear.algorithms import loop, steps
 from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
+from numpyro_ext.infer.bilinear.algorithms.background import listed_potential, rising_zero
 from numpyro_ext.infer.bilinear.algorithms.cells import Block, make_view, sum_cells, sum_values
-from numpyro_ext.infer.bilinear.algorithms.zeros import ListedPotential
 from numpyro_ext.potentials.base import Potential, potential
 from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
 from numpyro_ext.structure import ModelStructureError
+from numpyro_ext.structure.bilinear.background import Background
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
@@ -86,7 +87,7 @@ def problem(seed, *, is_paired, sizes=(3, 3)):
         rows,
         columns,
         PoissonSoftplusPotential(jnp.asarray(counts[listed], float), exposure),
-        zero_exposure=jnp.asarray(EXPOSURE),
+        background=Background(jnp.asarray(EXPOSURE)),
     )
 
     def dense(tangent):
@@ -99,6 +100,13 @@ def problem(seed, *, is_paired, sizes=(3, 3)):
         for s in sides
     ]
     return sparse, dense, listed, blocks
+
+
+def mean_of_zeros(form, listed, rows, columns):
+    """Mean of the expected predictors of the zeros of each row, and zero for a row without one."""
+    every = form._replace(row_index=np.repeat(np.arange(R), C), column_index=np.tile(np.arange(C), R))
+    predictor = every._replace(offset=jnp.full(R * C, OFFSET)).predictor(rows.mean, columns.mean).reshape(R, C)
+    return jnp.sum(jnp.where(listed, 0.0, predictor), 1) / np.maximum(np.sum(~listed, 1), 1)
 
 
 def as_family(block, family):
@@ -122,10 +130,10 @@ def as_family(block, family):
 )
 def test_sums_are_those_of_all_cells(is_paired, families):
     """The dense sums visit every pair, with the parabola in the place of a zero."""
-    sparse, dense, _, blocks = problem(0, is_paired=is_paired, sizes=(3, 3) if is_paired else (3, 2))
+    sparse, dense, listed, blocks = problem(0, is_paired=is_paired, sizes=(3, 3) if is_paired else (3, 2))
     rows, columns = (as_family(b, f) for b, f in zip(blocks, families, strict=True))
     views = bg.with_tangents(bg.make_views(sparse, rows, columns), rows, columns)
-    tangent = views.rows.zeros.own_tangent
+    tangent = mean_of_zeros(sparse, listed, rows, columns)
     whole = bg.make_views(dense(tangent), rows, columns)
     for side, own, other in (("rows", rows, columns), ("columns", columns, rows)):
         view, reference = getattr(views, side), getattr(whole, side)
@@ -144,15 +152,12 @@ def test_tangents_are_the_best_and_the_bound_is_one():
     """Any other tangents lower the bound, which is below that with exact expectations of all zeros."""
     sparse, dense, listed, (rows, columns) = problem(1, is_paired=True)
     views = bg.with_tangents(bg.make_views(sparse, rows, columns), rows, columns)
-    tangent = views.rows.zeros.own_tangent
-    mean = sparse._replace(row_index=np.repeat(np.arange(R), C), column_index=np.tile(np.arange(C), R))
-    predictor = mean._replace(offset=jnp.full(R * C, OFFSET)).predictor(rows.mean, columns.mean).reshape(R, C)
-    np.testing.assert_allclose(tangent[0], 0.0)
-    expected = np.sum(np.where(listed, 0.0, predictor), 1)[1:] / np.sum(~listed, 1)[1:]
-    np.testing.assert_allclose(tangent[1:], expected, rtol=1e-10)
+    tangent = mean_of_zeros(sparse, listed, rows, columns)
+    for found, expected in zip(views.rows.zeros.own_bound, rising_zero(tangent), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
     best = sum_values(views.rows, rows, columns)
     for shift in (-0.3, 0.3):
-        moved = views.rows._replace(zeros=views.rows.zeros._replace(own_tangent=tangent + shift))
+        moved = views.rows._replace(zeros=views.rows.zeros._replace(own_bound=rising_zero(tangent + shift)))
         other = sum_values(moved, rows, columns)
         assert np.all(other[1:] < best[1:]) and np.isclose(other[0], best[0])
     exact = dense(tangent)
@@ -190,7 +195,9 @@ def test_sweeps_raise_the_bound_to_a_stationary_point(family):
 @needs_float64
 def test_derivatives_of_listed_factors():
     base = PoissonSoftplusPotential(jnp.array([1.0, 4.0]), 2.0)
-    listed = ListedPotential(base, jnp.asarray(0.7), jnp.array([-1.0, 0.5]))
+    pairs = make_view(problem(0, is_paired=True)[0], "rows", 6).zeros
+    pairs = pairs._replace(own_bound=rising_zero(jnp.linspace(-1.0, 0.5, R)))
+    listed = listed_potential(pairs, base, jnp.array([0, R - 1]), jnp.array([1, 2]))
     eta = jnp.array([0.3, -2.0])
     for found, expected in zip(listed.derivatives(eta), Potential.derivatives(listed, eta), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-10)

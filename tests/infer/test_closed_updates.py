@@ -22,6 +22,7 @@ from numpyro_ext.infer.bilinear.algorithms.quadratic import Options
 from numpyro_ext.models import binary_factorization
 from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure import ModelStructureError
+from numpyro_ext.structure.bilinear.background import Background
 from numpyro_ext.structure.bilinear.form import Bilinear, Common, GaussianSide, order_cells
 from tests.infer.bilinear_forms import REFERENCE
 
@@ -43,7 +44,7 @@ def form_of(rows, cols, x, sides, coupling, linear, *, has_zeros=False, common_s
         jnp.zeros(()),
         jnp.zeros(n, int),
         jnp.zeros(n, int),
-        jnp.ones(()) if has_zeros else None,
+        Background(jnp.ones(())) if has_zeros else None,
         Common(GaussianSide(jnp.zeros((1, 1)), jnp.full((1, 1, 1), common_scale**-2.0)), jnp.ones((n, 1))),
     )
     return order_cells(form)

@@ -9,6 +9,7 @@ from jax import Array
 from ...structure.bilinear.factors import Unlisted
 from ..front.engine import BaseEngine
 from ..front.run import ask
+from .pairs import CensoredShares
 from .run import BilinearRun
 
 __all__ = ["BilinearAnswers"]
@@ -24,6 +25,17 @@ class BilinearAnswers(BaseEngine[BilinearRun]):
     predictive_mean = ask(BilinearRun.predictive_mean)
     expected_ranks = ask(BilinearRun.expected_ranks)
     similar = ask(BilinearRun.similar)
+
+    @property
+    def background(self) -> CensoredShares:
+        """Shares of rows and columns in the censored pairs, and the tangent of their bound.
+
+        :raises ValueError: if the model has no censored pairs.
+        """
+        selected = self._finished().inputs[2].selected
+        if selected is None:
+            raise ValueError("There is no background: the model has no CensoredPairs.")
+        return CensoredShares.of(selected)
 
     def fold_in(self, rng_key: Array, *args: Any, side: Literal["rows", "columns"] = "rows", **kwargs: Any) -> Self:
         """Posteriors of new rows (or columns) while the other side and the hyperparameters stay as they were fitted.

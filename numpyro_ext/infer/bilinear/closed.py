@@ -13,6 +13,7 @@ from ...structure.bilinear.reading import BilinearReading
 from ...structure.errors import ModelStructureError
 from .algorithms.quadratic import Bound, Options, Update, Zeros, has_rule
 from .algorithms.quadratic.layout import LayoutKind
+from .algorithms.selection import SelectionRule
 from .algorithms.sweeps import Family
 
 __all__ = ["MAX_CELLS", "ClosedChoice", "has_closed_rule"]
@@ -30,6 +31,7 @@ class ClosedChoice(NamedTuple):
     update: Update = "joint"
     zeros: Zeros = "by_row"
     max_cells: int = MAX_CELLS
+    selection: SelectionRule = "learned"
 
     def options(self, reading: BilinearReading, families: tuple[Family, Family]) -> Options | None:
         """Static choices for a reading, or ``None`` where steps take the place of closed updates.
@@ -38,6 +40,11 @@ class ClosedChoice(NamedTuple):
         :raises ValueError: if options contradict each other.
         """
         takes = has_closed_rule(reading.factor_kind, self.bound)
+        if reading.pair_sites is not None and self.bound != "jaakkola":
+            raise ModelStructureError(
+                f"the censored pairs of site '{reading.pair_sites.name}' need bound='jaakkola'.",
+                site=reading.pair_sites.name,
+            )
         if self.bound != "exact":
             self._check(reading, takes)
         elif reading.unlisted_cells == "zero" and isinstance(reading.factor_kind, LogitPotential):
@@ -45,6 +52,8 @@ class ClosedChoice(NamedTuple):
                 f"unlisted zeros of Bernoulli outcomes, here of {list(reading.factor_names)}, need bound='jaakkola'.",
                 site=reading.factor_names[0],
             )
+        if self.selection != "learned" and reading.pair_sites is None:
+            raise ValueError(f"selection={self.selection!r} is for CensoredPairs, which the model does not observe.")
         if not takes or not reading.takes_closed_updates:
             return None
         if self.update != "joint" and "full" in families:
@@ -53,7 +62,7 @@ class ClosedChoice(NamedTuple):
                 "at once. Leave update out, or take covariance='diagonal'."
             )
         is_diagonal = reading.has_products_alone and "full" not in families
-        return Options(self.bound, self._layout(reading), is_diagonal, self.update, self.zeros)
+        return Options(self.bound, self._layout(reading), is_diagonal, self.update, self.zeros, self.selection)
 
     def _check(self, reading: BilinearReading, takes: bool) -> None:
         if not takes:
@@ -89,7 +98,7 @@ class ClosedChoice(NamedTuple):
                     "larger max_cells."
                 )
             return "grid"
-        if reading.unlisted_cells == "zero" or num_pairs > _DENSE * rows.size:
+        if reading.unlisted_cells == "zero" or reading.pair_sites is not None or num_pairs > _DENSE * rows.size:
             return "tiles"
         counts = np.bincount(rows.astype(np.int64) * num_columns + columns, minlength=num_pairs)
         return "grid" if counts.max() <= 1 else "tiles"

@@ -24,9 +24,11 @@ from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import sweeps as core
 from .algorithms.quadratic import Bound, Update, Zeros
+from .algorithms.selection import SelectionRule
 from .answers import BilinearAnswers
 from .closed import MAX_CELLS, ClosedChoice, has_closed_rule
 from .families import Covariance, check_coupled, named_by_component, side_families
+from .pairs import state_at
 from .programs import CHUNK, BilinearPrograms, Solver, bilinear_programs, explain, parts, with_parts
 from .run import BilinearRun
 
@@ -128,6 +130,9 @@ class BilinearVG(BilinearAnswers):
     :param str zeros: tangents of the bound of unlisted Bernoulli zeros: ``"by_row"`` (one for each row, at the cost of
         the listed cells), ``"shared"`` (one for all rows) or ``"exact"`` (one for each zero, at the cost of all pairs).
     :param int max_cells: pairs of a row and a column up to which ``zeros="exact"`` is taken.
+    :param str selection: of rows and columns in the pairs that :class:`~numpyro_ext.distributions.CensoredPairs` does
+        not show: ``"learned"`` with all else, or ``"constant"``, which does not look at the vectors, so that rare ones
+        are not pruned; the bound may then fall. Such pairs need ``bound="jaakkola"``.
     :param devices: between which sweeps divide the rows, such as ``jax.devices()``; by default JAX's default device.
         Not kept by :meth:`save`.
     :param options: those of every engine, see :class:`~numpyro_ext.infer.front.engine.BaseEngine`: ``field`` (the sites
@@ -150,6 +155,7 @@ class BilinearVG(BilinearAnswers):
         unlisted_cells: Unlisted = "missing",
         zeros: Zeros = "by_row",
         max_cells: int = MAX_CELLS,
+        selection: SelectionRule = "learned",
         devices: Sequence[jax.Device] | None = None,
         **options: Unpack[EngineOptions],
     ) -> None:
@@ -182,7 +188,9 @@ class BilinearVG(BilinearAnswers):
             )
         if bound == "bohning" and unlisted_cells == "zero":
             raise ValueError("Zeros of Bernoulli outcomes in unlisted cells are for bound='jaakkola'.")
+        check_one_of(SelectionRule, selection=selection)
         self.bound, self.update, self.zeros, self.max_cells = bound, update, zeros, max_cells
+        self.selection: SelectionRule = selection
         if devices is not None and not any(d.process_index == jax.process_index() for d in devices):
             raise ValueError(f"devices must hold one of this process: {jax.local_devices()}; got {list(devices)}.")
 
@@ -190,6 +198,26 @@ class BilinearVG(BilinearAnswers):
 
     writes_checkpoints = True
     _most_cells_restarted = _MOST_CELLS_RESTARTED
+
+    def start(self, *args: Any, values: Mapping[str, Any], **kwargs: Any) -> EngineState:
+        """State at stated moments, from which :meth:`run` starts if it is given as ``init_state``.
+
+        :param args: arguments of the model.
+        :param values: ``(mean, variance)`` by the names of sites of the two sides, each of the shape of the site or one
+            that broadcasts to it. For the probabilities of selection of censored pairs the shares of rows, or of
+            columns, in what is censored; for ``"tangent"`` the size of the predictor at which the bounds of pairs that
+            are not listed touch. What is not named starts as it does by default.
+        :param kwargs: keyword arguments of the model.
+        :return: the state.
+        :raises ValueError: if there is no such site, or shapes or values do not fit.
+        """
+        key = jax.random.key(0)
+        reading, space, programs = self._prepare(key, args, kwargs)
+        first = space.initial({n: v for n, v in (self.init_values or {}).items() if n not in reading.common_sites})
+        hyper = space.unpack(first)
+        form = programs.form(reading.data, hyper)
+        state = programs.init_state(reading.data, hyper, key)
+        return EngineState(first, state_at(reading, form, (form.rows, form.columns), state, values), None, 0, "")
 
     def _start(
         self,
@@ -303,6 +331,7 @@ class BilinearVG(BilinearAnswers):
             by_component=named_by_component(self.covariance),
             takes_common=self._takes_common if with_common and self._may_be_closed else None,
             given=tuple(self.hyper_values or {}),
+            takes_pairs=self._may_be_closed,
             field=self.field,
             init_values=self._start_values,
             held=self.hyper_values,
@@ -335,8 +364,11 @@ class BilinearVG(BilinearAnswers):
     def _programs(self, reading: BilinearReading, space: UnconstrainedSpace) -> BilinearPrograms:
         families, tol = self._families(reading), self._tolerance()
         check_coupled(reading, self._may_be_closed and self.unlisted_cells == "missing")
-        choice = ClosedChoice(self.bound, self.update, self.zeros, self.max_cells) if self._may_be_closed else None
+        choice = self._choice() if self._may_be_closed else None
         return bilinear_programs(reading, space, families, tol, self.devices, self.solver, choice)
+
+    def _choice(self) -> ClosedChoice:
+        return ClosedChoice(self.bound, self.update, self.zeros, self.max_cells, self.selection)
 
     def _tolerance(self) -> float:
         return default_tolerance(self.tol, 1e-6, 1e-5)

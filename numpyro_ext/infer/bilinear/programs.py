@@ -25,6 +25,7 @@ from .algorithms.devices import Division, OneDevice, Prepared, SeveralDevices
 from .algorithms.incidence import CoupledBlock, SideBlock, draw_side, step_sizes, touched
 from .algorithms.loop import fit_side, iterate
 from .algorithms.quadratic import ClosedUpdates, Options, fold_closed, with_side
+from .algorithms.selection import draw_shares
 from .closed import ClosedChoice
 
 __all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "bilinear_programs", "explain", "parts", "with_parts"]
@@ -223,13 +224,16 @@ class BilinearPrograms:
         def one(key: Array) -> tuple[dict[str, Array], Array]:
             row_key, column_key = jax.random.split(key)
             u, v = draw_side(state.rows, form.rows, row_key), draw_side(state.columns, form.columns, column_key)
-            log_prior = reading.log_prior(hyper, data)
-            if state.common is None or form.common is None:
-                sites = reading.site_values(hyper, reading.unknowns(u, v), data)
-                return sites, form.log_density(u, v) + log_prior
-            z = draw_side(state.common, form.common.prior, jax.random.fold_in(key, 2))
-            sites = reading.site_values(reading.with_common(hyper, z[0]), reading.unknowns(u, v), data)
-            return sites, form.log_density(u, v, z[0]) + log_prior + jnp.sum(form.common.prior.log_density(z))
+            log_prior, given, z, shares = reading.log_prior(hyper, data), hyper, None, None
+            if state.common is not None and form.common is not None:
+                common = draw_side(state.common, form.common.prior, jax.random.fold_in(key, 2))
+                log_prior += jnp.sum(form.common.prior.log_density(common))
+                z, given = common[0], reading.with_common(hyper, common[0])
+            sites = reading.site_values(given, reading.unknowns(u, v), data)
+            if state.selected is not None:
+                shares = draw_shares(state.selected, jax.random.fold_in(key, 3))
+                sites |= dict(zip(reading.share_sites, shares, strict=True))
+            return sites, form.log_density(u, v, z, shares) + log_prior
 
         draws: tuple[dict[str, Array], Array] = lax.map(one, jax.random.split(rng_key, num_samples))
         return draws

@@ -69,6 +69,8 @@ def recommend_items(
     :param users: rows, integers, shape ``(num_users,)``.
     :param int k: how many columns.
     :param str by: ``"joint"``, the predictor as it is, or ``"taste"``, without what all rows share: biases of columns.
+        Of censored pairs ``"joint"`` is the probability that a pair is emitted times that of selecting its column, and
+        ``"taste"`` that it is emitted.
     :param str exclude: ``"listed"`` leaves out columns whose cells in the row were fitted; ``"nothing"`` keeps them.
     :return: columns and scores.
     :raises ValueError: if a row is out of range, or scores of such a model are not known.
@@ -183,6 +185,8 @@ class _Ranking(NamedTuple):
     columns: Moments
     shift: Array
     """Mean and variance of what is added to all predictors."""
+    log_share: np.ndarray | None
+    """Log probability with which each column is selected, where that counts."""
     is_binary: bool
     sizes: tuple[int, int]
     """Numbers of rows and of columns."""
@@ -209,21 +213,26 @@ class _Ranking(NamedTuple):
             )
         rows, columns = run.blocks
         assert isinstance(rows, Block) and isinstance(columns, Block)
-        own, partner = _moments(form, rows, columns, by == "taste")
+        selected = run.inputs[2].selected
+        is_whole = by == "joint" or selected is not None
+        own, partner = _moments(form, rows, columns, not is_whole)
         first, second = (np.asarray(index) for index in reading.index)
         order = np.argsort(first, kind="stable")
         starts = np.searchsorted(first[order], np.arange(rows.mean.shape[0] + 1))
         common = run.common
         shift = jnp.zeros((2,), rows.mean.dtype)
-        if by == "joint":
+        if is_whole:
             shift = shift.at[0].set(form.offset[0])
-        if common is not None and form.common is not None and by == "joint":
+        if common is not None and form.common is not None and is_whole:
             assert common.covariance is not None
             weights = form.common.coefficients[0]
             shift += jnp.stack([weights @ common.mean[0], weights @ common.covariance[0] @ weights])
         sizes = rows.mean.shape[0], columns.mean.shape[0]
         is_binary = isinstance(reading.factor_kind, LogitPotential)
-        return cls(own, partner, shift, is_binary, sizes, (second[order], starts))
+        log_share = None
+        if selected is not None and by == "joint":
+            log_share = np.log(np.asarray(selected.column_counts / jnp.sum(selected.column_counts)))
+        return cls(own, partner, shift, log_share, is_binary, sizes, (second[order], starts))
 
     @property
     def num_columns(self) -> int:
@@ -251,12 +260,17 @@ class _Ranking(NamedTuple):
         yield from (rows[start : start + length] for start in range(0, rows.size, length))
 
     def scores(self, rows: np.ndarray) -> np.ndarray:
-        """Scores on the scale of the predictor, shape ``(n, num_columns)``."""
+        """Scores on the scale of the predictor, or logs of probabilities of pairs, shape ``(n, num_columns)``."""
         own = jax.tree.map(lambda x: x[rows], self.rows)
-        return np.array(_scores(own, self.columns, self.shift, is_binary=self.is_binary))
+        found = np.array(_scores(own, self.columns, self.shift, is_binary=self.is_binary))
+        if self.log_share is None:
+            return found
+        return np.asarray(self.log_share + np.asarray(jax.nn.log_sigmoid(found)))
 
     def probability(self, scores: np.ndarray) -> np.ndarray:
         """Predicted values of scores."""
+        if self.log_share is not None:
+            return np.exp(scores)
         return np.asarray(jax.nn.sigmoid(scores)) if self.is_binary else scores
 
     def is_listed(self, rows: np.ndarray) -> np.ndarray:

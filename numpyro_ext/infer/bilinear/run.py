@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +27,14 @@ from ..front.state import EngineState, Fit, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import sweeps as core
 from .algorithms.cells import Block
-from .algorithms.incidence import CoupledBlock, SideBlock, coupled_moments, draw_side, draws_of_side
+from .algorithms.incidence import SideBlock
 from .common_unknowns import GaussianMarginal, absorb_common, append_common
+from .pairs import share_posteriors
+from .places import site_places
 from .prediction import draw_predictors, expected_means, log_predictive_counts
 from .programs import BilinearPrograms
 
-__all__ = ["BilinearRun", "SitePlaces", "site_places"]
+__all__ = ["BilinearRun"]
 
 _FOLD_STEPS = 200
 _WIDEST_PRODUCT = 9.0
@@ -110,7 +112,7 @@ class BilinearRun(FinishedRun):
             places = site_places(self.reading, self.blocks, name, self.priors)
             shape = tuple(self.reading.site_shapes[name])
             sites[name] = SitePosterior(name, shape, places.mean, places.variance, places.covariance, places.sample)
-        sites |= self._common_posteriors()
+        sites |= self._common_posteriors() | share_posteriors(self.reading, self.inputs[2].selected)
         return PosteriorSites(sites, missing_sites(self.reading, "draws of it are in get_samples()"))
 
     def _common_posteriors(self) -> dict[str, SitePosterior]:
@@ -189,6 +191,11 @@ class BilinearRun(FinishedRun):
         self._check_priors((form.rows, form.columns), (0, 1))
         return reading, absorb_common(form, side_of_common)
 
+    def _refuse_censored(self, reason: str) -> None:
+        """Refuse what is not known where pairs are censored."""
+        if self.reading.pair_sites is not None:
+            raise ValueError(f"Site '{self.reading.pair_sites.name}' has censored pairs, so that {reason}.")
+
     def _check_priors(self, priors: tuple[Side, Side], sides: Sequence[int]) -> None:
         """Refuse another kernel: posteriors of vectors that depend on each other are kept in the coordinates of theirs.
 
@@ -228,6 +235,7 @@ class BilinearRun(FinishedRun):
         :return: for each observed site an array in the shape of its observations, zero where nothing was scored.
         :raises ValueError: if there are other vectors on these arguments.
         """
+        self._refuse_censored("a probability of a pair is one among all pairs: score held-out pairs by ranking_quality")
         own, is_held_out = self.reading, not args and not kwargs
         if is_held_out:
             args, kwargs = own.args, dict(own.kwargs)
@@ -243,9 +251,10 @@ class BilinearRun(FinishedRun):
     def predictive_mean(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Posterior mean of rates or probabilities, without draws; ``inf``, with a warning, where there is none.
 
-        That of an exponential rate exists in every cell of a Poisson fit, and in all cells if the product of the prior
-        variances is below one. Where it does not, compare predictions by :meth:`log_predictive` or
-        :meth:`expected_ranks`.
+        Of censored pairs it is the probability that each different pair, in the order in which they come first, is
+        emitted once it is selected. That of an exponential rate exists in every cell of a Poisson fit, and in all cells
+        if the product of the prior variances is below one. Where it does not, compare predictions by
+        :meth:`log_predictive` or :meth:`expected_ranks`.
 
         :param args: arguments of the model, by default those of the fit; observations play no part and may be left out.
         :param kwargs: keyword arguments of the model.
@@ -299,6 +308,7 @@ class BilinearRun(FinishedRun):
         self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, side: str, unlisted_cells: Unlisted
     ) -> BilinearRun:
         """The run of new vectors of one side, while the other side and the hyperparameters stay as they are."""
+        self._refuse_censored("new vectors would have shares of the censored pairs: fit all of them together")
         if side not in ("rows", "columns"):
             raise ValueError(f"side must be 'rows' or 'columns', got {side!r}.")
         other = 1 if side == "rows" else 0
@@ -333,108 +343,3 @@ def _check_sizes(old: BilinearReading, new: BilinearReading, sides: tuple[int, .
                 f"On the new arguments {list(new.sides[side])} make {found[0]} vectors of {found[1]} components, in "
                 f"the fit {fitted[0]} of {fitted[1]}. {advice}"
             )
-
-
-class SitePlaces(NamedTuple):
-    """Places of the elements of a site among the vectors of its side, in C order."""
-
-    block: SideBlock
-    prior: Side
-    """Prior of the vectors."""
-    vector: np.ndarray
-    component: np.ndarray
-
-    def mean(self) -> Array:
-        """Mean of each element."""
-        mean = self.block.mean
-        if isinstance(self.block, CoupledBlock):
-            assert isinstance(self.prior, CoupledSide)
-            mean = self.prior.colour(mean)
-        return mean[self.vector, self.component]
-
-    def variance(self) -> Array:
-        """Variance of each element; points have none."""
-        if isinstance(self.block, CoupledBlock):
-            return self._correlated()[self.component, self.vector, self.vector]
-        covariance = self.block.covariance
-        if covariance is None:
-            return jnp.zeros_like(self.mean())
-        if covariance.ndim == 2:
-            return covariance[self.vector, self.component]
-        return covariance[self.vector, self.component, self.component]
-
-    def covariance(self) -> Array:
-        """Covariance between all elements; different vectors are independent, or different components."""
-        vector, component = self.vector, self.component
-        if isinstance(self.block, CoupledBlock):
-            full = self._correlated()[component[:, None], vector[:, None], vector[None, :]]
-            return jnp.where(component[:, None] == component[None, :], full, 0.0)
-        covariance = self.block.covariance
-        if covariance is None or covariance.ndim == 2:
-            return jnp.diag(self.variance())
-        full = covariance[vector[:, None], component[:, None], component[None, :]]
-        return jnp.where(vector[:, None] == vector[None, :], full, 0.0)
-
-    def _correlated(self) -> Array:
-        """Covariances of each component between vectors that depend on each other, ``(size, num, num)``."""
-        assert isinstance(self.block, CoupledBlock) and isinstance(self.prior, CoupledSide)
-        found: Array = coupled_moments(self.block, self.prior)[1]
-        return found
-
-    def sample(self, rng_key: Array, num_samples: int) -> Array:
-        """Draws of all elements, shape ``(num_samples, n)``."""
-        draws: Array = draws_of_side(self.block, self.prior, rng_key, num_samples)
-        return draws[:, self.vector, self.component]
-
-    def similar(
-        self, rng_key: Array, index: int, *, num_similar: int, num_samples: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The vectors most similar to one of them by cosine, with means and standard deviations of the cosines.
-
-        :raises ValueError: if there is no such vector.
-        """
-        num, used = self.block.mean.shape[0], np.unique(self.component)
-        if not 0 <= index < num:
-            raise ValueError(f"index must lie in 0, ..., {num - 1}, got {index}.")
-
-        draws = _cosines(self.block, self.prior, used, index, jax.random.split(rng_key, num_samples))
-        mean, deviation = np.asarray(draws.mean(0)), np.asarray(draws.std(0))
-        order = np.argsort(-mean, kind="stable")
-        order = order[order != index][: min(num_similar, num - 1)]
-        return order, mean[order], deviation[order]
-
-
-@jax.jit
-def _cosines(block: SideBlock, prior: Side, used: Array, index: Array, keys: Array) -> Array:
-    """Cosines between draws of the vectors and one of them, shape ``(num_samples, num)``."""
-
-    def of_draw(key: Array) -> Array:
-        draw = draw_side(block, prior, key)[:, used]
-        norm = jnp.linalg.norm(draw, axis=1)
-        product = norm * norm[index]
-        return jnp.where(product > 0.0, draw @ draw[index] / jnp.where(product > 0.0, product, 1.0), 0.0)
-
-    found: Array = jax.lax.map(of_draw, keys)
-    return found
-
-
-def site_places(
-    reading: BilinearReading, blocks: tuple[SideBlock, SideBlock], name: str, priors: tuple[Side, Side]
-) -> SitePlaces:
-    """The places of a site in the posterior of its side.
-
-    :param BilinearReading reading: of the model.
-    :param blocks: posteriors of rows and columns.
-    :param str name: of a site of one of them.
-    :param priors: of rows and columns.
-    :raises ValueError: if the site belongs to neither side.
-    """
-    sides = [side for side, names in enumerate(reading.sides) if name in names]
-    if not sides:
-        raise ValueError(f"{name!r} belongs to neither side; there are {reading.sides}.")
-    elements = reading.elements[sides[0]]
-    start, size = reading.site_start(name), int(np.prod(reading.site_shapes[name]))
-    where = np.full(reading.num_columns, -1)
-    where[elements.reshape(-1)] = np.arange(elements.size)
-    vector, component = np.divmod(where[start : start + size], elements.shape[1])
-    return SitePlaces(blocks[sides[0]], priors[sides[0]], vector, component)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ from jax import Array
 
 from ...linalg.cholesky import cholesky, solve_lower
 from ...potentials.base import Potential
+from .background import Background
 
 __all__ = ["Bilinear", "Common", "CoupledSide", "GaussianSide", "Side", "order_cells"]
 
@@ -151,10 +153,8 @@ class Bilinear(NamedTuple):
     """Cells in the order of their rows, shape ``(num_cells,)``."""
     column_order: Array
     """Cells in the order of their columns."""
-    zero_exposure: Array | None = None
-    """Minus the log probability of a zero over the softplus of its predictor, for pairs of a row and a column that are
-    no cells: the exposure of Poisson counts with that rate, one for Bernoulli outcomes. These pairs have the
-    coefficients and the offset that all cells share. ``None`` where they are missing."""
+    background: Background | None = None
+    """Zeros in other pairs of a row and a column; ``None`` where these are missing."""
     common: Common | None = None
     """Unknowns that all cells see, where these have a posterior and are no hyperparameters."""
 
@@ -184,30 +184,60 @@ class Bilinear(NamedTuple):
                 eta += jnp.sum(linear * vectors, -1)
         return eta if self.common is None or z is None else eta + self.common.coefficients @ z
 
-    def log_density(self, u: Array, v: Array, z: Array | None = None) -> Array:
-        """Joint log density of the vectors and the data, given the common unknowns where there are any."""
+    def log_density(
+        self, u: Array, v: Array, z: Array | None = None, shares: tuple[Array, Array] | None = None
+    ) -> Array:
+        """Joint log density of the vectors and the data.
+
+        :param z: common unknowns, where there are any.
+        :param shares: probabilities with which rows and columns are selected, where pairs are censored.
+        """
         factors = self.weight * self.potential.log_density(self.predictor(u, v, z))
         prior = jnp.sum(self.rows.log_density(u)) + jnp.sum(self.columns.log_density(v))
         value = self.log_constant + prior + jnp.sum(factors)
-        return value if self.zero_exposure is None else value - self.zero_exposure * self._sum_of_rates(u, v, z)
+        if self.background is None:
+            return value
+        exposure, selection = self.background
+        if selection is None:
+            listed = jnp.sum(jax.nn.softplus(self.predictor(u, v, z)))
+            return value - exposure * (jnp.sum(self._over_pairs(u, v, z, jax.nn.softplus, jnp.sum)) - listed)
+        assert shares is not None
+        rows, columns = shares
+        log_columns = jnp.log(columns)
+        censored = self._over_pairs(u, v, z, lambda eta: log_columns - jax.nn.softplus(eta), jax.nn.logsumexp)
+        value += exposure * jax.nn.logsumexp(jnp.log(rows) + censored)
+        return value + selection.log_density(shares, self.listed_counts())
 
-    def _sum_of_rates(self, u: Array, v: Array, z: Array | None) -> Array:
-        """The sum of the softplus of the predictors of all pairs that are no cells, visited row by row."""
-        indices = jnp.arange(v.shape[0])
+    def listed_counts(self) -> tuple[Array, Array]:
+        """Sums of the weights of the cells of each row and of each column."""
+        sides = (self.row_index, self.rows.mean), (self.column_index, self.columns.mean)
+        rows, columns = (jnp.zeros(len(mean), self.weight.dtype).at[i].add(self.weight) for i, mean in sides)
+        return rows, columns
+
+    def _over_pairs(
+        self,
+        u: Array,
+        v: Array,
+        z: Array | None,
+        function: Callable[[Array], Array],
+        reduce: Callable[[Array], Array],
+    ) -> Array:
+        """For each row ``reduce(function(predictors of all of its pairs))``, row by row."""
+        columns = jnp.arange(v.shape[0])
+
+        def of_row(row: Array) -> Array:
+            return reduce(function(self.predictor_of_pairs(u, v, z, jnp.full_like(columns, row), columns)))
+
+        found: Array = jax.lax.map(of_row, jnp.arange(u.shape[0]))
+        return found
+
+    def predictor_of_pairs(self, u: Array, v: Array, z: Array | None, rows: Array, columns: Array) -> Array:
+        """Predictors of any pairs of a row and a column, where all cells have the same coefficients and offset."""
         shift = self.offset[0]
         if self.common is not None and z is not None:
             shift = shift + self.common.coefficients[0] @ z
-
-        def of_row(row: Array) -> Array:
-            cells = self._replace(
-                row_index=jnp.full_like(indices, row),
-                column_index=indices,
-                offset=jnp.broadcast_to(shift, indices.shape),
-            )
-            return jnp.sum(jax.nn.softplus(cells.predictor(u, v)))
-
-        listed = jnp.sum(jax.nn.softplus(self.predictor(u, v, z)))
-        return jnp.sum(jax.lax.map(of_row, jnp.arange(u.shape[0]))) - listed
+        offset = jnp.broadcast_to(shift, rows.shape)
+        return self._replace(row_index=rows, column_index=columns, offset=offset).predictor(u, v)
 
 
 def order_cells(form: Bilinear) -> Bilinear:

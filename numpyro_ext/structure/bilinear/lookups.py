@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...linalg.padding import rounded_up
+from .background import Background
 
 __all__ = ["Combinations", "Lookups", "filled_up"]
 
@@ -41,6 +42,8 @@ class Lookups(NamedTuple):
     """For rows and columns, where cells may touch several vectors."""
     reference: tuple[Any, Any, Any]
     """The cell from which shared coefficients are read, and its vectors."""
+    background: Background | None = None
+    """Censored pairs, where there are any."""
 
     @classmethod
     def of(
@@ -50,11 +53,18 @@ class Lookups(NamedTuple):
         of_cells: Sequence[np.ndarray],
         combinations: tuple[Combinations | None, Combinations | None],
         reference: tuple[int, int, int],
+        background: Background | None = None,
     ) -> Lookups:
         """Arrays on the device; all but the orders are as above."""
         orders = tuple(np.argsort(index, kind="stable") for index in of_cells)
         found = cls(
-            tuple(rows), tuple(cells), (of_cells[0], of_cells[1]), (orders[0], orders[1]), combinations, reference
+            tuple(rows),
+            tuple(cells),
+            (of_cells[0], of_cells[1]),
+            (orders[0], orders[1]),
+            combinations,
+            reference,
+            background,
         )
         on_device: Lookups = jax.tree.map(jnp.asarray, found)
         return on_device

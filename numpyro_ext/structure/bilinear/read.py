@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Unpack
 
+import jax
 import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
@@ -21,6 +22,7 @@ from ..model.running.pandas_arguments import run_or_with_arrays
 from ..model.search import Attempt, Form, ReadOptions, read_first
 from ..model.validation import check_data
 from .factors import Unlisted
+from .pairs import EmittedPairs, HasCensoredPairs, check_pairs, find_pair_sites
 from .reading import BilinearReading
 
 __all__ = ["BILINEAR", "read_bilinear", "read_like"]
@@ -65,6 +67,7 @@ def read_bilinear(
     takes_any_factor: bool = False,
     takes_common: Callable[[Potential], bool] | None = None,
     given: Collection[str] = (),
+    takes_pairs: bool = False,
     **options: Unpack[ReadOptions],
 ) -> BilinearReading:
     """Read a model as bilinear: the predictors of its observations are affine in each of two Gaussian blocks.
@@ -88,6 +91,7 @@ def read_bilinear(
     :param takes_common: of which potentials Gaussian sites that all cells see, such as an intercept, have a block of
         the form of their own, if all cells have the same coefficients; by default they are hyperparameters.
     :param given: sites that are given values, and are no unknowns.
+    :param bool takes_pairs: whether an observation may be :class:`~numpyro_ext.distributions.CensoredPairs`.
     :param options: ``field`` (the sites of both blocks), ``init_values``, ``rng_key`` and ``check``: see
         :func:`~numpyro_ext.structure.read_first`.
     :return: the reading.
@@ -119,7 +123,34 @@ def read_bilinear(
         given=given,
     )
     form = BILINEAR._replace(reading=reading)
-    return read_first([form], model, args, kwargs, **options)
+    try:
+        return read_first([form], model, args, kwargs, **options)
+    except HasCensoredPairs as found:
+        if takes_pairs and unlisted_cells == "missing":
+            return _read_pairs(reading, model, args, dict(kwargs or {}), options)
+        raise ModelStructureError(
+            f"observed site '{found}' has censored pairs. They are for BilinearVG(model, bound='jaakkola') without "
+            "unlisted_cells, which are zeros of another kind, and for NUTS.",
+            site=str(found),
+        ) from None
+
+
+def _read_pairs(
+    reading: partial[BilinearReading],
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: ReadOptions,
+) -> BilinearReading:
+    """A model of censored pairs as one of those that were emitted."""
+    key = options.get("rng_key")
+    call = ModelCall(model, args, kwargs, jax.random.key(0) if key is None else key)
+    pair_sites = find_pair_sites(call, (*options.get("held", ()), *(options.get("init_values") or {})))
+    form = BILINEAR._replace(reading=partial(reading, pair_sites=pair_sites))
+    found = read_first([form], EmittedPairs(model), args, kwargs, **options)
+    if options.get("check", True):
+        check_pairs(call, found, pair_sites)
+    return found
 
 
 def read_like(

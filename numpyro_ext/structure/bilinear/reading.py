@@ -22,6 +22,7 @@ from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
 from ..program.degrees import Degrees, classify
 from ..program.program import Constant
+from .background import Background
 from .coefficients import (
     Design,
     Probe,
@@ -52,6 +53,7 @@ from .layouts import (
     same_layout,
 )
 from .lookups import Lookups
+from .pairs import PairSites, refuse_censored
 from .places import Predictor
 from .recognition import recognise_cells
 from .refusals import check_components, check_finite, check_names, check_proper
@@ -75,6 +77,7 @@ class BilinearReading(ModelReading):
     :ivar factor_names: observed sites whose cells the form has, one after another.
     :ivar cells: for each of them the flat indices of the observations in use.
     :ivar unlisted_cells: whether pairs that are no cells are ``"missing"``, or ``"zero"`` counts.
+    :ivar pair_sites: what else is read of censored pairs, of which the cells are the emitted ones.
     :ivar takes_any_factor: whether log factors need be neither concave nor analytic.
     :ivar common_sites: Gaussian sites that all cells see, which have a block of the form of their own. They stand among
         the hyperparameters; where :meth:`form` is asked for, their values there play no part.
@@ -98,7 +101,10 @@ class BilinearReading(ModelReading):
         takes_any_factor: bool = False,
         takes_common: Callable[[Potential], bool] | None = None,
         given: Collection[str] = (),
+        pair_sites: PairSites | None = None,
     ):
+        if pair_sites is None:
+            refuse_censored(sites)
         super().__init__(call, sites, field, dense_prior_block)
         self.takes_any_factor = takes_any_factor
         for name in self.field:
@@ -163,12 +169,14 @@ class BilinearReading(ModelReading):
         self.elements, self.index = self._vectors.elements, self._vectors.of_cells
         self._roots = find_roots(self, like_first)
         one, other = (None if found is None else found.combinations() for found in self._incidences)
-        found = Lookups.of(self.predictor_rows, self.cells, self.index, (one, other), self._vectors.first)
+        background = None if pair_sites is None else pair_sites.background()
+        found = Lookups.of(self.predictor_rows, self.cells, self.index, (one, other), self._vectors.first, background)
         self.data = (*self.data, found)
         self.unlisted_cells: Unlisted = unlisted_cells
+        self.pair_sites = pair_sites
         self.affine_sites = self.field
         key = self.layout_key(self._vectors), self.sides, self._design, unlisted_cells, self.common_sites
-        self.structure_key = ("bilinear", *key, static_key(self._roots), found.shapes)
+        self.structure_key = ("bilinear", *key, static_key(self._roots), found.shapes, self.share_sites)
         if unlisted_cells == "zero":
             self._check_unlisted()
 
@@ -184,8 +192,18 @@ class BilinearReading(ModelReading):
 
     @property
     def written_data(self) -> tuple[Any, ...]:
-        # What was looked up follows from the rest.
-        return super().written_data[:-1]
+        # What was looked up follows from the rest, but for what censored pairs have beside their cells.
+        return (*super().written_data[:-1], *jax.tree.leaves(self._lookups(None).background))
+
+    @property
+    def share_sites(self) -> tuple[str, ...]:
+        """Sites of the probabilities with which rows and columns are selected, where pairs are censored."""
+        return () if self.pair_sites is None else self.pair_sites.shares
+
+    @property
+    def behind_predictive(self) -> tuple[str, ...]:
+        # The shares in censored pairs have a posterior.
+        return tuple(n for n in super().behind_predictive if n not in self.share_sites)
 
     @property
     def uses_all_cells(self) -> bool:
@@ -397,6 +415,9 @@ class BilinearReading(ModelReading):
         offset = predict(vectors.zeros)
         factors = [self._factors(i, env, cells) for i, cells in enumerate(found.cells)]
         potentials, shifts, weights = zip(*factors, strict=True)
+        background = found.background
+        if self.unlisted_cells == "zero":
+            background = Background(exposure_of_zeros(self.factor_names, potentials[0]))
         return Bilinear(
             rows,
             columns,
@@ -409,7 +430,7 @@ class BilinearReading(ModelReading):
             jnp.concatenate(weights),
             self._log_constant(env),
             *found.orders,
-            exposure_of_zeros(self.factor_names, potentials[0]) if self.unlisted_cells == "zero" else None,
+            background,
         )
 
     def priors(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> tuple[Side, Side]:
@@ -458,7 +479,7 @@ class BilinearReading(ModelReading):
     def log_joint(self, hyper: Mapping[str, Any], e: Array, data: Sequence[Any]) -> Array:
         unknowns = e + self._locations(self._env(hyper, data))
         # The model knows of no other cells.
-        form = self._form_given(hyper, data)._replace(zero_exposure=None)
+        form = self._form_given(hyper, data)._replace(background=None)
         log_prior = self._sum_factors(self._prior_factors, self._env(hyper, data))
         return form.log_density(*self.vectors(unknowns)) + log_prior
 
@@ -491,6 +512,11 @@ class BilinearReading(ModelReading):
         kind = "a matrix of products" if pairs is None else f"{pairs} products of components"
         shared = "the same in all cells" if self._design.is_coupling_shared else "of different weights in the cells"
         lines.append(f"coupling: {kind}, {shared}")
+        if self.pair_sites is not None:
+            lines = [line for line in lines if line.rpartition(" ")[2] not in self.share_sites]
+            named = zip(self.share_sites, self.pair_sites.concentrations, strict=True)
+            lines += [f"selection: {name} ({x.size},) (Dirichlet)" for name, x in named]
+            lines.append(f"censored: {self.pair_sites.num_censored:g} pairs")
         if self.unlisted_cells == "zero":
             lines.append(f"unlisted: {np.prod([len(e) for e in self.elements]) - self.index[0].size} zeros")
         return "\n".join(lines)

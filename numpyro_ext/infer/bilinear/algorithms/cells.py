@@ -17,8 +17,8 @@ from jax import Array
 from ....linalg.cholesky import cholesky
 from ....potentials.integrals.exponential_product import spectral_radius
 from ....structure.bilinear.form import Bilinear
-from .terms import Coefficients, Factors, Pairing, diagonal_partner, full_partner
-from .zeros import ZeroCells, best_tangents, zero_sums
+from .background import AllPairs, listed_potential, rising_zero, sums_over_pairs, unlisted_zeros
+from .terms import Block, Coefficients, Factors, Pairing, diagonal_partner, full_partner
 
 __all__ = [
     "Block",
@@ -29,13 +29,13 @@ __all__ = [
     "cell_values",
     "conditional_moments",
     "draw_block",
-    "find_tangents",
     "largest_product",
     "make_view",
     "oriented",
     "over_devices",
     "sum_cells",
     "sum_values",
+    "with_best_zeros",
 ]
 
 Side = Literal["rows", "columns"]
@@ -46,15 +46,6 @@ _CHUNK_NUMBERS = 1 << 19
 _SMALLEST_CHUNK = 512
 # Whoever makes a form has checked its indices. To do so for every number again would take a quarter of a sweep.
 _IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
-
-
-class Block(NamedTuple):
-    """Independent Gaussian vectors of one side."""
-
-    mean: Array
-    """Shape ``(num, size)``."""
-    covariance: Array | None
-    """Shape ``(num, size, size)``, or ``(num, size)`` where the components are independent, or ``None`` for points."""
 
 
 class Cells(NamedTuple):
@@ -76,8 +67,8 @@ class View(NamedTuple):
     """Cut into chunks, the last of them padded with cells of no weight: leading axes ``(num_chunks, length)``."""
     shared: Coefficients
     """Coefficients that are the same for all cells, with a leading axis of length one."""
-    zeros: ZeroCells | None = None
-    """Sums over all other pairs of vectors, if these are counts of zero."""
+    zeros: AllPairs | None = None
+    """Zeros in all pairs of vectors that are no cells, if these are counts of zero."""
 
 
 class CellSums(NamedTuple):
@@ -137,11 +128,11 @@ def make_view(form: Bilinear, side: Side, width: int) -> View:
         coefficients=Coefficients(*(None if x is None or x.shape[0] != num_cells else cut(x) for x in everything)),
     )
     shared = Coefficients(*(None if x is None or x.shape[0] == num_cells else x for x in everything))
-    if form.zero_exposure is None:
+    if form.background is None:
         return View(cells, shared)
-    tangent = jnp.zeros_like(form.rows.mean[:, 0])
-    tangents = (tangent, None) if side == "rows" else (None, tangent)
-    return View(cells, shared, ZeroCells(form.zero_exposure, form.offset[0], everything, *tangents))
+    bound = rising_zero(jnp.zeros((), form.rows.mean.dtype))
+    pairs = AllPairs.of_form(form, oriented(form, "rows")[2], bound, form.background.exposure)
+    return View(cells, shared, pairs if side == "rows" else pairs.seen_from_columns())
 
 
 def sum_cells(view: View, own: Block, other: Block, *, with_matrix: bool = False) -> CellSums:
@@ -176,9 +167,10 @@ def sum_cells(view: View, own: Block, other: Block, *, with_matrix: bool = False
     sums = CellSums(_no_nan(value), both[:, :size], precision)
     if view.zeros is None:
         return sums
-    zeros = zero_sums(view.zeros, own, other)
-    matrix = zeros.precision if has_matrix else jnp.diagonal(zeros.precision)
-    return CellSums(sums.value + zeros.value, sums.slope + zeros.slope, precision + matrix)
+    zeros = sums_over_pairs(view.zeros, own, other)
+    matrix = zeros.matrix if has_matrix else jnp.diagonal(zeros.matrix)
+    scale = zeros.scale.reshape((-1,) + (1,) * matrix.ndim)
+    return CellSums(sums.value + zeros.value, sums.slope + zeros.slope_at(own.mean), precision + scale * matrix)
 
 
 def sum_values(view: View, own: Block, other: Block) -> Array:
@@ -190,23 +182,31 @@ def sum_values(view: View, own: Block, other: Block) -> Array:
 
     start = jnp.zeros(own.mean.shape[:1], own.mean.dtype)
     value = _no_nan(_visit_cells(view, own, other, visit, start))
-    return value if view.zeros is None else value + zero_sums(view.zeros, own, other).value
+    return value if view.zeros is None else value + sums_over_pairs(view.zeros, own, other).value
 
 
-def find_tangents(view: View, rows: Block, columns: Block) -> Array:
-    """Predictors at which the parabolas of the zeros of each row touch best, shape ``(num_rows,)``.
+def with_best_zeros(rows_view: View, columns_view: View, rows: Block, columns: Block) -> tuple[View, View]:
+    """The views with the parabolas of the zeros of each row where these touch best, in both orders of the cells.
 
-    :param View view: of the rows, with zeros in all pairs that are no cells.
+    Where a row has no zeros the parabola touches at zero.
     """
-    assert view.zeros is not None
+    assert rows_view.zeros is not None and columns_view.zeros is not None
 
     def visit(sums: Array, cells: Cells, pairing: Pairing) -> Array:
         predictor = cells.offset + pairing.partner.mean_shift + jnp.sum(pairing.mean * pairing.partner.mean, -1)
-        both = jnp.stack([predictor, jnp.ones_like(predictor)], axis=-1)
-        return sums.at[cells.own].add(jnp.where((cells.weight > 0.0)[:, None], both, 0.0), indices_are_sorted=True)
+        three = jnp.stack([jnp.ones_like(predictor), predictor, jnp.zeros_like(predictor)], axis=-1)
+        return sums.at[cells.own].add(jnp.where((cells.weight > 0.0)[:, None], three, 0.0), indices_are_sorted=True)
 
-    sums = _visit_cells(view, rows, columns, visit, jnp.zeros((rows.mean.shape[0], 2), rows.mean.dtype))
-    return best_tangents(view.zeros, rows, columns, sums[:, 0], sums[:, 1])
+    start = jnp.zeros((rows.mean.shape[0], 3), rows.mean.dtype)
+    pairs = rows_view.zeros
+    # Listed cells have a zero each less, whatever the exposure.
+    listed = _visit_cells(rows_view, rows, columns, visit, start) * pairs.own_weight[:, None] * pairs.other_weight[0]
+    number, total, _ = unlisted_zeros(pairs, rows, columns, listed).T
+    bound = rising_zero(total / jnp.where(number > 0.0, number, 1.0))
+    return (
+        rows_view._replace(zeros=pairs._replace(own_bound=bound)),
+        columns_view._replace(zeros=columns_view.zeros._replace(other_bound=bound)),
+    )
 
 
 def _visit_cells(
@@ -233,7 +233,7 @@ def _visit_cells(
         mean, covariance = jax.tree.map(lambda x: x.at[cells.own].get(**_IN_RANGE), (own.mean, own.covariance))
         if view.zeros is not None:
             assert cells.factors.potential is not None
-            listed = view.zeros.listed(cells.factors.potential, cells.own, cells.other)
+            listed = listed_potential(view.zeros, cells.factors.potential, cells.own, cells.other)
             cells = cells._replace(factors=Factors(None, listed))
         return visit(carry, cells, Pairing(mean, covariance, partner, is_diagonal)), None
 
@@ -315,7 +315,7 @@ def cell_values(form: Bilinear, rows: Block, columns: Block) -> Array:
 def _of_each_cell(form: Bilinear, rows: Block, columns: Block, function: Callable[[Cells, Pairing], Array]) -> Array:
     """A function of each cell, shape ``(num_cells,)``."""
     width = 3 * rows.mean.shape[1] ** 2
-    view = make_view(form._replace(row_order=jnp.arange(form.num_cells), zero_exposure=None), "rows", width)
+    view = make_view(form._replace(row_order=jnp.arange(form.num_cells), background=None), "rows", width)
 
     def visit(carry: tuple[Array, Array], cells: Cells, pairing: Pairing) -> tuple[Array, Array]:
         chunk, out = carry

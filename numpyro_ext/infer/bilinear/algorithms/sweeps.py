@@ -20,9 +20,10 @@ from jax import Array
 
 from ....linalg.cholesky import cholesky, cholesky_inverse
 from ....structure.bilinear.form import Bilinear, CoupledSide, Side
-from .cells import Block, View, find_tangents, largest_product, make_view, over_devices
+from .cells import Block, View, largest_product, make_view, over_devices, with_best_zeros
 from .gauge import gauge_step
 from .incidence import CoupledBlock, SideBlock, has_diagonal, start_coupled, step_coupled, step_sizes, touched
+from .selection import Selected, first_selected
 from .steps import block_objective, divergence, step_side
 
 __all__ = [
@@ -67,6 +68,8 @@ class State(NamedTuple):
     """Sweeps in a row that changed the objective by less than the tolerance."""
     common: Block | None = None
     """Posterior of the common unknowns of the form, as one vector with a full covariance, where there are any."""
+    selected: Selected | None = None
+    """Posterior of the selection of rows and columns, where pairs are censored."""
 
 
 class Info(NamedTuple):
@@ -97,11 +100,7 @@ def with_tangents(views: Views, rows: SideBlock, columns: SideBlock) -> Views:
     if views.rows.zeros is None or views.columns.zeros is None:
         return views
     assert isinstance(rows, Block) and isinstance(columns, Block)
-    tangent = find_tangents(views.rows, rows, columns)
-    return Views(
-        views.rows._replace(zeros=views.rows.zeros._replace(own_tangent=tangent)),
-        views.columns._replace(zeros=views.columns.zeros._replace(other_tangent=tangent)),
-    )
+    return Views(*with_best_zeros(*views, rows, columns))
 
 
 def without_cells(form: Bilinear) -> Bilinear:
@@ -144,7 +143,8 @@ def init(form: Bilinear, rng_key: Array, row_family: Family, column_family: Fami
         prior = form.common.prior
         common = Block(prior.mean, cholesky_inverse(cholesky(prior.precision)))
     unknown = jnp.asarray(-jnp.inf, rows.mean.dtype)
-    return State(rows, columns, step_sizes(rows), step_sizes(columns), unknown, jnp.asarray(0), common)
+    selected = first_selected(form)
+    return State(rows, columns, step_sizes(rows), step_sizes(columns), unknown, jnp.asarray(0), common, selected)
 
 
 def _initial_block(prior: Side, rng_key: Array, family: Family) -> SideBlock:

@@ -27,7 +27,16 @@ from ....potentials.integrals.exponential_product import (
     product_expectation,
 )
 
-__all__ = ["CellTerms", "Coefficients", "Factors", "Pairing", "Partner", "diagonal_partner", "full_partner"]
+__all__ = ["Block", "CellTerms", "Coefficients", "Factors", "Pairing", "Partner", "diagonal_partner", "full_partner"]
+
+
+class Block(NamedTuple):
+    """Independent Gaussian vectors of one side."""
+
+    mean: Array
+    """Shape ``(num, size)``."""
+    covariance: Array | None
+    """Shape ``(num, size, size)``, or ``(num, size)`` where the components are independent, or ``None`` for points."""
 
 
 class Coefficients(NamedTuple):

@@ -110,7 +110,8 @@ def with_predictive(reading: ModelReading, draws: Mapping[str, Array], rng_key: 
     """
     names = reading.behind_predictive
     out = {name: value for name, value in draws.items() if name not in names}
-    given = (*reading.field, *reading.hyper)
+    # Of what no unknown of the reading sees, an engine may have drawn some itself.
+    given = (*reading.field, *reading.hyper, *(n for n in reading.predictive if n not in names))
     if not names or not all(name in draws for name in given):
         return out
     latents, key = {name: draws[name] for name in given}, jax.random.fold_in(rng_key, 3)

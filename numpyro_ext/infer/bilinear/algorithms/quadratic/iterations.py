@@ -43,7 +43,7 @@ class ClosedUpdates(OneDevice):
         return closed.bound_of(prepared.form, state, prepared.views, self._options)
 
     def bound_of_form(self, prepared: Prepared, state: core.State) -> Callable[[Prepared], Array]:
-        if not self._has_fixed_predictors or prepared.views.background is not None:
+        if not self._has_fixed_predictors or prepared.views.pairs is not None:
             return super().bound_of_form(prepared, state)
         bound = closed.bound_at_moments(state, prepared.views, self._options)
         return lambda other: bound(other.form, other.views)

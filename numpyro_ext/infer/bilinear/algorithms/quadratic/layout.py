@@ -80,7 +80,7 @@ def make_layout(form: Bilinear, side: Side, kind: LayoutKind, zero: Potential | 
         others = None
     else:
         order = form.row_order if side == "rows" else form.column_order
-        size = int(np.clip(2 ** int(np.log2(max(num_cells / (2 * num), 1))), _SHORTEST, _LONGEST))
+        size = int(np.clip(2 ** int(np.log2(max(num_cells / num, 1))), _SHORTEST, _LONGEST))
         length = max(1, _TILE_CELLS // size)
         # The most that there can be, so that other cells compile nothing.
         num_chunks = -(-(num_cells // size + min(num, num_cells)) // length)

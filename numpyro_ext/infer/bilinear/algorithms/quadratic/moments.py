@@ -15,7 +15,7 @@ from jax import Array
 from ..cells import Block
 from ..terms import Coefficients
 
-__all__ = ["Moments", "own_moments", "pack", "partner_moments", "total_second", "unpack"]
+__all__ = ["Moments", "own_moments", "pack", "partner_moments", "unpack"]
 
 
 class Moments(NamedTuple):
@@ -115,16 +115,3 @@ def _full_covariance(block: Block) -> Array:
     if covariance is None:
         return jnp.zeros((*block.mean.shape, size), block.mean.dtype)
     return covariance if covariance.ndim == 3 else covariance[:, :, None] * jnp.eye(size, dtype=covariance.dtype)
-
-
-def total_second(moments: Moments, weight: Array) -> Array:
-    """Weighted sum of all second moments, shape ``(n, n)``.
-
-    :param weight: one for each vector, shape ``(num,)``.
-    """
-    mean = moments.mean
-    products = mean.T @ (weight[:, None] * mean)
-    if moments.covariance is not None:
-        return products + unpack(weight @ moments.covariance, mean.shape[1])
-    assert moments.variance is not None
-    return products + jnp.diag(weight @ moments.variance)

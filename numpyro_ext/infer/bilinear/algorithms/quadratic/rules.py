@@ -17,7 +17,7 @@ from .....potentials.base import Potential
 from .....potentials.bounds.logistic import BoundedPotential, JaakkolaBound, logistic_bound
 from .....potentials.families.gaussian import GaussianPotential
 
-__all__ = ["Bound", "Parabola", "has_rule", "logit_negative", "parabola", "tangent_terms", "with_rule"]
+__all__ = ["Bound", "Parabola", "has_rule", "logit_negative", "parabola", "with_rule"]
 
 Bound = Literal["exact", "jaakkola", "bohning"]
 
@@ -66,15 +66,3 @@ def logit_negative(mean: Array, variance: Array) -> Parabola:
     """The bounds of the log probability of a zero, at their best tangents."""
     value, _, weight = JaakkolaBound()(mean, variance)
     return Parabola(-value, 2.0 * weight, jnp.full_like(mean, -0.5))
-
-
-def tangent_terms(square: Array) -> tuple[Array, Array]:
-    r"""Terms of the bound of a zero at a tangent :math:`\xi`: the bound is
-    :math:`c - a/2 - \tfrac12 h a^2` with :math:`h = 2 \lambda(\xi)`.
-
-    :param square: :math:`\xi^2`.
-    :return: ``c`` and ``h``.
-    """
-    value, _, weight = JaakkolaBound()(jnp.zeros_like(square), square)
-    # At mean zero the bound is c - lambda xi^2.
-    return -value + weight * square, 2.0 * weight

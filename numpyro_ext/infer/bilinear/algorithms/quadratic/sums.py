@@ -8,20 +8,32 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from ..cells import Block, Side
-from .background import Background, best_tangents, listed_zeros, sums_for_common, sums_over_pairs
+from ..background import AllPairs, even_zero, sums_for_common, sums_over_pairs, unlisted_zeros
+from ..cells import Block
 from .layout import Cells, Layout, Seen, predictor_moments, visit, weighted_sums
 from .moments import Moments, own_moments, partner_moments
-from .rules import Bound, Parabola, parabola, with_rule
+from .rules import Bound, Parabola, logit_negative, parabola, with_rule
 
-__all__ = ["Problem", "VectorSums", "common_sums", "find_tangents", "values_at_moments", "vector_sums", "vector_values"]
+__all__ = [
+    "BestZeros",
+    "Problem",
+    "VectorSums",
+    "best_zeros",
+    "common_sums",
+    "values_at_moments",
+    "vector_sums",
+    "vector_values",
+    "zero_values",
+]
 
 
 class Problem(NamedTuple):
-    """The cells as one side sees them, with the zeros that nobody listed."""
+    """The cells as one side sees them, with the zeros of all pairs."""
 
     layout: Layout
-    background: Background | None
+    pairs: AllPairs | None
+    is_censored: bool = False
+    """True if listed cells have zeros, too: those censored pairs that are of them."""
 
 
 class VectorSums(NamedTuple):
@@ -51,20 +63,28 @@ def _of_predictors(cells: Cells, own: Moments, seen: Seen, common: Block | None)
 
 
 def _of_cells(
-    problem: Problem, side: Side, cells: Cells, own: Moments, seen: Seen, common: Block | None, bound: Bound
+    problem: Problem, cells: Cells, own: Moments, seen: Seen, common: Block | None, bound: Bound
 ) -> tuple[Parabola, Array]:
-    """Weighted parabolas of the cells of a chunk less those of their zeros, and the means of what is added to the
-    products."""
+    """Weighted parabolas of the cells of a chunk with what is counted otherwise of their zeros, and the means of what
+    is added to the products."""
     mean, variance, shift = _of_predictors(cells, own, seen, common)
     found = parabola(with_rule(cells.potential, bound), mean, variance)
-    value, curvature, slope = (jnp.where(cells.weight > 0.0, cells.weight * x, 0.0) for x in found)
-    if problem.background is not None:
-        number, constant, bend = listed_zeros(problem.background, side, cells.own, cells.other)
-        number = jnp.where(cells.weight > 0.0, number, 0.0)
-        value -= number * (constant - 0.5 * mean - 0.5 * bend * (mean**2 + variance))
-        curvature -= number * bend
-        slope += 0.5 * number
-    return Parabola(value, curvature, slope), shift
+    found = Parabola(*(jnp.where(cells.weight > 0.0, cells.weight * x, 0.0) for x in found))
+    if problem.pairs is not None:
+        found = Parabola(*(x + y for x, y in zip(found, _of_zeros(problem, cells, mean, variance), strict=True)))
+    return found, shift
+
+
+def _of_zeros(problem: Problem, cells: Cells, mean: Array, variance: Array) -> Parabola:
+    """Parabolas of the zeros that cells have, at tangents of their own, less those that all pairs have counted."""
+    assert problem.pairs is not None
+    number, bound = problem.pairs.listed(cells.own, cells.other)
+    number = jnp.where(cells.weight > 0.0, number, 0.0)
+    value, curvature, slope = -bound.expected(mean, variance), -bound.curvature, bound.slope
+    if problem.is_censored:
+        own = logit_negative(mean, variance)
+        value, curvature, slope = value + own.value, curvature + own.curvature, slope + own.slope
+    return Parabola(number * value, number * curvature, number * slope)
 
 
 def _common_moments(common: Block | None) -> tuple[Array, Array] | None:
@@ -75,12 +95,11 @@ def _common_moments(common: Block | None) -> tuple[Array, Array] | None:
 
 
 def vector_sums(
-    problem: Problem, side: Side, own: Block, other: Block, common: Block | None, *, bound: Bound, is_diagonal: bool
+    problem: Problem, own: Block, other: Block, common: Block | None, *, bound: Bound, is_diagonal: bool
 ) -> VectorSums:
     """Sums for the update of each vector of a side, at the tangents that are best for the present posterior.
 
     :param Problem problem: the cells in the order of the side.
-    :param str side: ``"rows"`` or ``"columns"``, which ``own`` is.
     :param Block own: the vectors that the sums are taken for.
     :param Block other: the vectors that are held.
     :param Block common: the common unknowns, where there are any.
@@ -93,7 +112,7 @@ def vector_sums(
     here, there = _moments(problem, own, other, is_diagonal)
 
     def step(sums: tuple[Array, Array], cells: Cells, mine: Moments, seen: Seen) -> tuple[Array, Array]:
-        found, shift = _of_cells(problem, side, cells, mine, seen, common, bound)
+        found, shift = _of_cells(problem, cells, mine, seen, common, bound)
         matrix = weighted_sums(seen, found.curvature)
         linear = seen.sum(found.slope - found.curvature * shift, seen.moments.mean)
         return (
@@ -104,14 +123,15 @@ def vector_sums(
     dtype = own.mean.dtype
     start = jnp.zeros((num, size + 1, size + 1), dtype), jnp.zeros((num, size + 1), dtype)
     matrix, linear = visit(problem.layout, here, there, step, start)
-    if problem.background is not None:
-        zeros = sums_over_pairs(problem.background, side, here, there, _common_moments(common))
-        matrix, linear = matrix + zeros.matrix, linear + zeros.linear
-    return VectorSums(matrix[:, :size, :size], linear[:, :size] - matrix[:, :size, size])
+    sums = VectorSums(matrix[:, :size, :size], linear[:, :size] - matrix[:, :size, size])
+    if problem.pairs is None:
+        return sums
+    zeros = sums_over_pairs(problem.pairs, own, other, _common_moments(common))
+    return VectorSums(sums.precision + zeros.scale[:, None, None] * zeros.matrix, sums.linear + zeros.linear)
 
 
 def vector_values(
-    problem: Problem, side: Side, own: Block, other: Block, common: Block | None, *, bound: Bound, is_diagonal: bool
+    problem: Problem, own: Block, other: Block, common: Block | None, *, bound: Bound, is_diagonal: bool
 ) -> Array:
     """Lower bounds of the expected log factors of each vector of a side, shape ``(num,)``; see :func:`vector_sums`.
 
@@ -120,13 +140,32 @@ def vector_values(
     here, there = _moments(problem, own, other, is_diagonal)
 
     def step(sums: Array, cells: Cells, mine: Moments, seen: Seen) -> Array:
-        found, _ = _of_cells(problem, side, cells, mine, seen, common, bound)
+        found, _ = _of_cells(problem, cells, mine, seen, common, bound)
         return sums.at[cells.own].add(jnp.sum(found.value, -1), indices_are_sorted=True)
 
     value = visit(problem.layout, here, there, step, jnp.zeros(own.mean.shape[:1], own.mean.dtype))
-    if problem.background is None:
+    if problem.pairs is None:
         return value
-    return value + sums_over_pairs(problem.background, side, here, there, _common_moments(common)).value
+    return value + sums_over_pairs(problem.pairs, own, other, _common_moments(common)).value
+
+
+def zero_values(problem: Problem, own: Block, other: Block, common: Block | None, *, is_diagonal: bool) -> Array:
+    """Bounds of the expected log probability of a zero with each vector, shape ``(num,)``.
+
+    The zeros of pairs are weighted by the other vectors alone. Cost: that of :func:`vector_values`.
+    """
+    assert problem.pairs is not None
+    pairs = problem.pairs._replace(own_weight=jnp.ones_like(problem.pairs.own_weight))
+    problem = problem._replace(pairs=pairs)
+    here, there = _moments(problem, own, other, is_diagonal)
+
+    def step(sums: Array, cells: Cells, mine: Moments, seen: Seen) -> Array:
+        mean, variance, _ = _of_predictors(cells, mine, seen, common)
+        found = _of_zeros(problem, cells, mean, variance)
+        return sums.at[cells.own].add(jnp.sum(found.value, -1), indices_are_sorted=True)
+
+    value = visit(problem.layout, here, there, step, jnp.zeros(own.mean.shape[:1], own.mean.dtype))
+    return value + sums_over_pairs(pairs, own, other, _common_moments(common)).value
 
 
 def values_at_moments(
@@ -166,7 +205,7 @@ def common_sums(
 
     def step(sums: tuple[Array, Array], cells: Cells, mine: Moments, seen: Seen) -> tuple[Array, Array]:
         assert cells.common is not None
-        found, _ = _of_cells(problem, "rows", cells, mine, seen, common, bound)
+        found, _ = _of_cells(problem, cells, mine, seen, common, bound)
         mean = seen.dot(mine.mean, seen.moments.mean) + cells.offset
         weighted = found.curvature[..., None] * cells.common
         return (
@@ -176,38 +215,54 @@ def common_sums(
 
     start = jnp.zeros((size, size), rows.mean.dtype), jnp.zeros((size,), rows.mean.dtype)
     matrix, linear = visit(problem.layout, here, there, step, start)
-    background = problem.background
-    if background is not None and background.common is not None:
-        curvature, slope = sums_for_common(background, here, there)
-        matrix = matrix + curvature * jnp.outer(background.common, background.common)
-        linear = linear + slope * background.common
+    pairs = problem.pairs
+    if pairs is not None and pairs.common is not None:
+        curvature, slope = sums_for_common(pairs, rows, columns)
+        matrix = matrix + curvature * jnp.outer(pairs.common, pairs.common)
+        linear = linear + slope * pairs.common
     return VectorSums(matrix[None], linear[None])
 
 
-def find_tangents(
-    problem: Problem, rows: Block, columns: Block, common: Block | None, *, is_diagonal: bool, is_shared: bool
-) -> Array:
-    """Squares of the tangents of the zeros of each row at which the bound is largest, shape ``(num_rows,)``.
+class BestZeros(NamedTuple):
+    """Bounds of rows at the tangents of their zeros that are best, and these."""
 
-    :param Problem problem: the cells in the order of the rows.
+    value: Array
+    """Lower bounds of the expected log factors of each row, shape ``(num_rows,)``."""
+    tangent: Array
+    """Squares of the tangents, of the same shape; one where a row has no zeros but those of its cells."""
+
+
+def best_zeros(
+    problem: Problem,
+    rows: Block,
+    columns: Block,
+    common: Block | None,
+    *,
+    bound: Bound,
+    is_diagonal: bool,
+    is_shared: bool,
+) -> BestZeros:
+    """The best tangents of the zeros of each row, and the values there, in one pass over the cells.
+
+    :param Problem problem: the cells in the order of the rows, which have no zeros of their own for the values.
     :param bool is_shared: whether all rows have one tangent.
 
     Cost: that of :func:`vector_values`.
     """
-    background = problem.background
-    assert background is not None
+    pairs = problem.pairs
+    assert pairs is not None
     here, there = _moments(problem, rows, columns, is_diagonal)
 
-    def step(sums: tuple[Array, Array], cells: Cells, mine: Moments, seen: Seen) -> tuple[Array, Array]:
+    def step(sums: Array, cells: Cells, mine: Moments, seen: Seen) -> Array:
         mean, variance, _ = _of_predictors(cells, mine, seen, common)
-        number, _, _ = listed_zeros(background, "rows", cells.own, cells.other)
-        number = jnp.where(cells.weight > 0.0, number, 0.0)
-        found = jnp.sum(number, -1), jnp.sum(number * (mean**2 + variance), -1)
-        return (
-            sums[0].at[cells.own].add(found[0], indices_are_sorted=True),
-            sums[1].at[cells.own].add(found[1], indices_are_sorted=True),
-        )
+        value = cells.weight * parabola(with_rule(cells.potential, bound), mean, variance).value
+        number, _ = pairs.listed(cells.own, cells.other)
+        found = jnp.stack([value, number, number * mean, number * (mean**2 + variance)], axis=-1)
+        found = jnp.where(cells.weight[..., None] > 0.0, found, 0.0)
+        return sums.at[cells.own].add(jnp.sum(found, 1), indices_are_sorted=True)
 
-    zero = jnp.zeros(rows.mean.shape[:1], rows.mean.dtype)
-    listed = visit(problem.layout, here, there, step, (zero, zero))
-    return best_tangents(background, here, there, _common_moments(common), listed, is_shared=is_shared)
+    sums = visit(problem.layout, here, there, step, jnp.zeros((len(rows.mean), 4), rows.mean.dtype))
+    left = unlisted_zeros(pairs, rows, columns, sums[:, 1:], _common_moments(common))
+    number, _, square = jnp.broadcast_to(jnp.sum(left, 0), left.shape).T if is_shared else left.T
+    tangent = jnp.where(number > 0.0, jnp.maximum(square, 0.0) / jnp.where(number > 0.0, number, 1.0), 1.0)
+    return BestZeros(sums[:, 0] + even_zero(tangent).total(*left.T), tangent)

@@ -11,15 +11,25 @@ from jax import Array
 
 from .....potentials.families.binary import LogitPotential
 from .....structure.bilinear.form import Bilinear, GaussianSide
-from ..cells import Block, Side
+from ..background import AllPairs, even_zero
+from ..cells import Block, Side, oriented
 from ..gauge import gauge_step
 from ..incidence import SideBlock
+from ..selection import Censored, SelectionRule, best_shares
 from ..steps import divergence
 from ..sweeps import Info, State, relative_change
-from .background import Background
 from .layout import Layout, LayoutKind, make_layout
 from .rules import Bound
-from .sums import Problem, common_sums, find_tangents, values_at_moments, vector_sums, vector_values
+from .sums import (
+    BestZeros,
+    Problem,
+    best_zeros,
+    common_sums,
+    values_at_moments,
+    vector_sums,
+    vector_values,
+    zero_values,
+)
 from .updates import Stages, Update, closed_update, stages_of
 
 __all__ = [
@@ -51,6 +61,9 @@ class Options(NamedTuple):
     """True if components are independent on both sides, and in products or linear terms alone."""
     update: Update = "joint"
     zeros: Zeros = "by_row"
+    selection: SelectionRule = "learned"
+    """Shares of rows and columns in the censored pairs, where there are any: at their best, or without regard to the
+    vectors, so that rare ones are not pruned."""
 
 
 class Views(NamedTuple):
@@ -58,7 +71,14 @@ class Views(NamedTuple):
 
     rows: Layout
     columns: Layout
-    background: Background | None
+    pairs: AllPairs | None
+    """Zeros of all pairs, seen from the rows."""
+    censored: Censored | None = None
+
+    def problem(self, side: Side) -> Problem:
+        """The cells and zeros as one side sees them."""
+        pairs = self.pairs if side == "rows" or self.pairs is None else self.pairs.seen_from_columns()
+        return Problem(getattr(self, side), pairs, self.censored is not None)
 
 
 def make_views(form: Bilinear, options: Options) -> Views:
@@ -67,17 +87,15 @@ def make_views(form: Bilinear, options: Options) -> Views:
     :param Bilinear form: the model; all coefficients are the same for all cells.
     :param Options options: of these the layout counts.
     """
-    background, zero = None, None
-    if form.zero_exposure is not None and options.zeros == "exact":
+    pairs, zero, background = None, None, form.background
+    if background is not None and options.zeros == "exact" and background.selection is None:
         assert isinstance(form.potential, LogitPotential)
         zero = LogitPotential(jnp.zeros((), jnp.asarray(form.potential.label).dtype))
-    elif form.zero_exposure is not None:
-        rows, columns = form.rows.mean, form.columns.mean
-        common = None if form.common is None else form.common.coefficients[0]
-        tangent = jnp.ones_like(rows[:, 0])
-        background = Background(tangent, jnp.ones_like(columns[:, 0]), tangent, form.offset[0], common)
+    elif background is not None:
+        bound = even_zero(jnp.ones((), form.rows.mean.dtype))
+        pairs = AllPairs.of_form(form, oriented(form, "rows")[2], bound, 1.0)
     layouts = (make_layout(form, side, options.kind, zero) for side in ("rows", "columns"))
-    return Views(next(layouts), next(layouts), background)
+    return Views(next(layouts), next(layouts), pairs, Censored.of_form(form))
 
 
 def sweep(
@@ -102,12 +120,19 @@ def sweep(
     :return: the next state and what the sweep found. The objective never falls.
     """
     views = make_views(form, options) if views is None else views
+    if views.censored is not None:
+        assert state.selected is not None
+        state = state._replace(selected=views.censored.with_counts(state.selected))
     if state.common is not None:
         state = update_common(form, state, with_tangents(views, state, options), options)
     for side in (first, _other(first)):
+        if views.censored is not None:
+            state = _with_shares(state, views, side, options)
         views = with_tangents(views, state, options)
         state = update_side(form, state, views, side, options, refresh=refresh)
-    if with_gauge:
+        if side == first:
+            state = _with_tangent(state, views, options)
+    if with_gauge and views.censored is None:
         state = _improved(form, state)
     objective = bound_of(form, state, views, options)
     change = relative_change(objective, state.objective, jnp.zeros_like(objective))
@@ -120,19 +145,57 @@ def _other(side: Side) -> Side:
 
 
 def with_tangents(views: Views, state: State, options: Options) -> Views:
-    """The views with the tangents of zeros at their best."""
-    if views.background is None:
+    """The views with the tangents of zeros at their best, or with the zeros that a state says of censored pairs."""
+    if views.pairs is None:
         return views
+    if views.censored is not None:
+        selected = state.selected
+        assert selected is not None
+        weights = views.censored.number * jnp.exp(selected.log_rows), jnp.exp(selected.log_columns)
+        tangent = jnp.broadcast_to(selected.tangent, weights[0].shape)
+        pairs = views.pairs._replace(own_weight=weights[0], other_weight=weights[1], own_bound=even_zero(tangent))
+        return views._replace(pairs=pairs)
+    return views._replace(pairs=views.pairs._replace(own_bound=even_zero(_best_zeros(views, state, options).tangent)))
+
+
+def _best_zeros(views: Views, state: State, options: Options) -> BestZeros:
+    is_shared = options.zeros == "shared" or views.censored is not None
     rows, columns = _blocks(state)
-    tangent = find_tangents(
-        Problem(views.rows, views.background),
+    return best_zeros(
+        views.problem("rows"),
         rows,
         columns,
         state.common,
+        bound=options.bound,
         is_diagonal=options.is_diagonal,
-        is_shared=options.zeros == "shared",
+        is_shared=is_shared,
     )
-    return views._replace(background=views.background._replace(tangent=tangent))
+
+
+def _with_tangent(state: State, views: Views, options: Options) -> State:
+    """The state with the best tangent of the zeros of censored pairs, where there are any."""
+    if state.selected is None:
+        return state
+    tangent = _best_zeros(with_tangents(views, state, options), state, options).tangent[0]
+    return state._replace(selected=state.selected._replace(tangent=tangent))
+
+
+def _with_shares(state: State, views: Views, side: Side, options: Options) -> State:
+    """The state with the best shares of a side in the censored pairs."""
+    selected = state.selected
+    assert selected is not None and views.censored is not None
+    is_rows = side == "rows"
+    counts = selected.row_counts if is_rows else selected.column_counts
+    values = jnp.zeros_like(counts)
+    if options.selection == "learned":
+        problem = with_tangents(views, state, options).problem(side)
+        own, other = (getattr(state, name) for name in (side, _other(side)))
+        values = zero_values(problem, own, other, state.common, is_diagonal=options.is_diagonal)
+        values = values if is_rows else values / views.censored.number
+    shares = best_shares(counts, values)
+    return state._replace(
+        selected=selected._replace(log_rows=shares) if is_rows else selected._replace(log_columns=shares)
+    )
 
 
 def _blocks(state: State) -> tuple[Block, Block]:
@@ -158,15 +221,13 @@ def update_side(
     :param stages: groups of components that move, by default all of them in the order of the options.
     """
     prior: GaussianSide = getattr(form, side)
-    layout: Layout = getattr(views, side)
     num_paired = form.coupling.shape[-1] if form.is_paired else prior.mean.shape[1]
     if stages is None:
         stages = stages_of(options.update, num_paired, prior.mean.shape[1], refresh=refresh)
     for groups in stages:
         own, other = (getattr(state, name) for name in (side, _other(side)))
         sums = vector_sums(
-            Problem(layout, views.background),
-            side,
+            views.problem(side),
             own,
             other,
             state.common,
@@ -186,8 +247,9 @@ def update_common(form: Bilinear, state: State, views: Views, options: Options) 
     """The state after an update of the common unknowns."""
     assert state.common is not None and form.common is not None
     rows, columns = _blocks(state)
-    problem = Problem(views.rows, views.background)
-    sums = common_sums(problem, rows, columns, state.common, bound=options.bound, is_diagonal=options.is_diagonal)
+    sums = common_sums(
+        views.problem("rows"), rows, columns, state.common, bound=options.bound, is_diagonal=options.is_diagonal
+    )
     size = state.common.mean.shape[1]
     return state._replace(common=closed_update(state.common, form.common.prior, sums, ((0, size),)))
 
@@ -207,11 +269,12 @@ def _improved(form: Bilinear, state: State) -> State:
 
 def values_of_side(state: State, views: Views, side: Side, options: Options) -> Array:
     """Lower bounds of the expected log factors of each vector of a side, at the best tangents, shape ``(num,)``."""
+    if side == "rows" and views.pairs is not None and views.censored is None:
+        return _best_zeros(views, state, options).value
     views = with_tangents(views, state, options)
     own, other = (getattr(state, name) for name in (side, _other(side)))
     return vector_values(
-        Problem(getattr(views, side), views.background),
-        side,
+        views.problem(side),
         own,
         other,
         state.common,
@@ -232,6 +295,9 @@ def bound_at_moments(state: State, views: Views, options: Options) -> Callable[[
 def bound_of(form: Bilinear, state: State, views: Views, options: Options) -> Array:
     """The objective, with the constants of all densities."""
     value = form.log_constant + jnp.sum(values_of_side(state, views, "rows", options))
+    if views.censored is not None:
+        assert state.selected is not None
+        value += views.censored.bound(state.selected)
     return value - _cost(form, state)
 
 
