@@ -270,7 +270,7 @@ class _Ranking(NamedTuple):
     def probability(self, scores: np.ndarray) -> np.ndarray:
         """Predicted values of scores."""
         if self.log_share is not None:
-            return np.exp(scores)
+            return np.asarray(np.exp(scores))
         return np.asarray(jax.nn.sigmoid(scores)) if self.is_binary else scores
 
     def is_listed(self, rows: np.ndarray) -> np.ndarray:
