@@ -1,4 +1,4 @@
-"""Models of matrices whose logits are products of two vectors with biases: two outcomes, and pairs that occur."""
+"""Models of matrices of products: two outcomes, pairs that occur, and ratings whose noise and cut points differ."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
-from numpyro_ext.distributions import CensoredPairs
+from numpyro_ext.distributions import CensoredPairs, OrderedProbit
 
-from .indices import checked_indices
+from .indices import checked_indices, checked_outcomes
 
-__all__ = ["binary_factorization", "paired_symbols"]
+__all__ = ["binary_factorization", "heteroscedastic_ratings", "paired_symbols"]
+
+_NOISE_SHAPE, _NOISE = 5.0, 10.0
+_CUT_VARIANCE = 0.1
 
 
 def binary_factorization(
@@ -124,3 +127,83 @@ def paired_symbols(
     psi = numpyro.sample("psi", dist.Dirichlet(jnp.full(num_items, beta, float)))
     density = CensoredPairs(u, v, user_bias, item_bias, pi, psi, num_censored, num_pairs=num_pairs)
     numpyro.sample("pairs", density, obs=pairs)
+
+
+def heteroscedastic_ratings(
+    user: ArrayLike,
+    item: ArrayLike,
+    rating: ArrayLike | None = None,
+    *,
+    num_users: int,
+    num_items: int,
+    rank: int,
+    num_levels: int,
+    heteroscedastic: bool = True,
+    learn_cuts: bool = True,
+) -> None:
+    r"""Heteroscedastic ordinal matrix factorisation (Houlsby 2014, chapter 7; Hernandez-Lobato et al. 2014).
+
+    User ``u`` and item ``i`` have tastes and traits of some components; their product, with noise of a variance that
+    is the product of one of the user and one of the item, lies between two cut points of the item, which make the
+    rating. Means and variances of tastes and traits, and the cut points of a typical item, are latent as well.
+    :class:`~numpyro_ext.infer.BilinearEP` integrates over all of these.
+
+    Sites: ``tastes`` of shape ``(num_users, rank)``, ``traits`` of shape ``(num_items, rank)``, their prior moments
+    ``mean_of_users``, ``variance_of_users``, ``mean_of_items``, ``variance_of_items``; ``row_noise`` and
+    ``column_noise``; ``cuts`` of shape ``(num_items, num_levels - 1)`` and ``typical_cuts``; and ``rating``. Cut points
+    that cross have density zero: start a sampler at the median of the prior (``init_to_median``).
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import numpy as np
+        >>> from jax import random
+        >>> from numpyro.infer import Predictive
+        >>> from numpyro_ext.models import heteroscedastic_ratings
+        >>> user, item = np.divmod(np.arange(12), 4)
+        >>> predictive = Predictive(heteroscedastic_ratings, num_samples=5)
+        >>> draws = predictive(random.key(0), user, item, num_users=3, num_items=4, rank=2, num_levels=5)
+        >>> print(draws["tastes"].shape, draws["cuts"].shape, draws["rating"].shape)
+        (5, 3, 2) (5, 4, 4) (5, 12)
+
+    :param user: user of each rating, integers from 0, shape ``(n,)``.
+    :param item: item of each rating, integers from 0, shape ``(n,)``.
+    :param rating: levels, integers from 0, shape ``(n,)``; ``None`` samples them.
+    :param int num_users: number of users.
+    :param int num_items: number of items.
+    :param int rank: components of tastes and traits.
+    :param int num_levels: number of levels.
+    :param bool heteroscedastic: give people and items noise of their own; otherwise its variance is ten.
+    :param bool learn_cuts: make cut points latent; otherwise they stand at equal distances from -6 to 6.
+    :raises ValueError: if an index or a level is out of range, or there are fewer than two levels.
+    """
+    if num_levels < 2:
+        raise ValueError(f"num_levels must be 2 at least; got {num_levels}.")
+    grid = jnp.linspace(-6.0, 6.0, num_levels - 1) if num_levels > 2 else jnp.zeros(1)
+    user, item = checked_indices(user=(user, num_users), item=(item, num_items))
+    rating = checked_outcomes("rating", rating, len(user), num_levels)
+    means, variances = {}, {}
+    for side in ("users", "items"):
+        with numpyro.plate(f"components of {side}", rank):
+            means[side] = numpyro.sample(f"mean_of_{side}", dist.Normal(0.0, 1.0))
+            variances[side] = numpyro.sample(f"variance_of_{side}", dist.InverseGamma(5.0, 5.0))
+    noise = dist.InverseGamma(_NOISE_SHAPE, _NOISE_SHAPE * _NOISE**0.5)
+    cuts = grid
+    if learn_cuts:
+        typical = numpyro.sample("typical_cuts", dist.Normal(grid, _CUT_VARIANCE**0.5).to_event(1))
+    with numpyro.plate("users", num_users):
+        tastes = numpyro.sample("tastes", dist.Normal(means["users"], jnp.sqrt(variances["users"])).to_event(1))
+        row_noise = numpyro.sample("row_noise", noise) if heteroscedastic else None
+    with numpyro.plate("items", num_items):
+        traits = numpyro.sample("traits", dist.Normal(means["items"], jnp.sqrt(variances["items"])).to_event(1))
+        column_noise = numpyro.sample("column_noise", noise) if heteroscedastic else None
+        if learn_cuts:
+            cuts = numpyro.sample("cuts", dist.Normal(typical, _CUT_VARIANCE**0.5).to_event(1))[item]
+    if row_noise is not None and column_noise is not None:
+        scale = jnp.sqrt(row_noise[user] * column_noise[item])
+        predictor, cuts = (tastes[user] * traits[item]).sum(-1) / scale, cuts / scale[:, None]
+    else:
+        scale = _NOISE**0.5
+        predictor, cuts = (tastes[user] * traits[item]).sum(-1) / scale, cuts / scale
+    numpyro.sample("rating", OrderedProbit(predictor, cuts), obs=rating)

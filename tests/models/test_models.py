@@ -11,7 +11,7 @@ import scipy.stats
 import tinygp
 from jax import random
 from numpyro import handlers
-from numpyro.infer import Predictive, init_to_value
+from numpyro.infer import Predictive, init_to_median, init_to_value
 from numpyro.infer.util import initialize_model, log_density
 
 from numpyro_ext import models
@@ -129,6 +129,19 @@ CASES = {
         CLASSES,
         {"z": (), "u": (4, 2), "b": (4,), "v": (3, 2), "g": (3,)},
     ),
+    "ratings": (
+        lambda user, item, rating=None: models.heteroscedastic_ratings(
+            user, item, rating, num_users=4, num_items=3, rank=2, num_levels=3
+        ),
+        (GROUP, COLUMN),
+        "rating",
+        CLASSES,
+        {
+            **dict.fromkeys(("mean_of_users", "variance_of_users", "mean_of_items", "variance_of_items"), (2,)),
+            **{"tastes": (4, 2), "row_noise": (4,), "traits": (3, 2), "column_noise": (3,)},
+            **{"cuts": (3, 2), "typical_cuts": (2,)},
+        },
+    ),
     "count field": (
         lambda place, time, counts=None: models.low_rank_count_field(
             place, time, counts, num_places=4, num_times=3, rank=2
@@ -176,11 +189,14 @@ def test_prior_predictive(case):
 
 @pytest.mark.float32
 def test_density_and_gradient_are_finite_at_the_start_of_a_sampler(case):
-    model, arguments, _, data, _ = case
+    model, arguments, _, data, latent = case
     strategy = partial(initialize_model, dynamic_args=False)
     if model is models.cox_process:
         # Positive counts need a positive intensity, which random starting points do not give.
         strategy = partial(strategy, init_strategy=init_to_value(values={"f": jnp.asarray(1.0 + COUNTS)}))
+    if "cuts" in latent:
+        # Cut points are to be in order, which random starting points are not.
+        strategy = partial(strategy, init_strategy=init_to_median)
     start = strategy(random.key(3), model, model_args=(*arguments, data)).param_info
     assert jnp.isfinite(start.potential_energy)
     assert all(jnp.isfinite(g).all() for g in jax.tree.leaves(start.z_grad))

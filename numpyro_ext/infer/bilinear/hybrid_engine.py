@@ -16,8 +16,9 @@ from ...structure.bilinear.factors import has_bound
 from ...structure.bilinear.form import Bilinear, GaussianSide
 from ...structure.bilinear.read import read_bilinear
 from ...structure.bilinear.reading import BilinearReading
+from ...structure.errors import ModelStructureError
 from ..front.files.saved_runs import fit_from_content
-from ..front.options import EngineOptions, check_at_least, check_positive, default_tolerance
+from ..front.options import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
 from ..front.programs import compiled
 from ..front.running.iterations import Iterations, Parts, StepInfo, fit_in_chunks
 from ..front.state import EngineState, check_init_state, data_digest
@@ -26,15 +27,20 @@ from .algorithms import hybrid
 from .algorithms import sweeps as core
 from .algorithms.incidence import step_sizes
 from .algorithms.loop import SolveInfo
+from .algorithms.messages import next_damping
+from .algorithms.variances import Rule
 from .answers import BilinearAnswers
+from .noise_run import NoiseRun, NoisyModel
 from .programs import BilinearPrograms, bilinear_programs, explain
 from .run import BilinearRun
 
 __all__ = ["BilinearEP", "HybridPrograms", "HybridRun"]
 
 _CHUNK = 5
-_LEAST_DAMPING = 0.02
-_FURTHER = 1.2
+_UNSTABLE = (
+    "The estimate of the log evidence is {} after these iterations: noise, or cut points that cross, run away. Take "
+    "noise='quadrature' or 'variational', a longer warm_up, or a smaller damping."
+)
 
 
 class Paced(NamedTuple):
@@ -83,9 +89,7 @@ class HybridPrograms:
         def advance(carry: Any) -> Any:
             state, _, trace, count = carry
             messages, info = hybrid.step(form, state.messages, state.damping, is_weighted=self._is_weighted)
-            slower = jnp.maximum(0.5 * state.damping, _LEAST_DAMPING)
-            faster = jnp.minimum(1.1 * state.damping, self._damping)
-            damping = jnp.where(info.change > _FURTHER * state.change, slower, faster)
+            damping = next_damping(state.damping, info.change, state.change, self._damping)
             return Paced(messages, damping, info.change), info, trace.at[count].set(info.log_evidence), count + 1
 
         dtype = state.damping.dtype
@@ -160,6 +164,12 @@ class BilinearEP(BilinearAnswers):
     settle or, where the data contradict each other, may not; then the run says so. Hyperparameters are not learned:
     give their values, such as those that BilinearVG learns.
 
+    Of ordered categories (OrderedProbit) it integrates over variances of noise that divide predictor and cut points
+    by their roots, one for each row, column or other group of cells, with inverse gamma priors; over cut points with
+    Gaussian priors, whose prior means may be latent as well; and over prior means and variances of the vectors of a
+    side (:func:`~numpyro_ext.models.heteroscedastic_ratings` has all of these). They have posteriors like the vectors,
+    and ``log_evidence`` is the estimate at their modes and means.
+
     Iterations start along the leading singular vectors of what each cell says alone, since zero is a fixed point of all
     products. Data in which no product is found end there, with components at zero.
 
@@ -190,6 +200,10 @@ class BilinearEP(BilinearAnswers):
         which a run has converged; by default ``1e-4``, in float32 ``1e-3``.
     :param float damping: share of new messages, above zero and at most one; it is halved, to a fiftieth at least, after
         an iteration that moves further than the one before, and grows again after others.
+    :param str noise: how variances of noise hear of each cell: ``"quadrature"`` matches the first two moments of the
+        precision exactly, ``"mean"`` and ``"mode"`` in closed form at a point of the variance, ``"variational"`` a
+        step of variational Bayes. The first and the last are sound without a warm-up.
+    :param int warm_up: iterations in which latent noise keeps its prior.
     :param options: of every engine: ``field`` (the sites of both sides), ``hyper_values``, ``num_samples``,
         ``progress_bar``.
 
@@ -204,6 +218,8 @@ class BilinearEP(BilinearAnswers):
         num_steps: int = 500,
         tol: float | None = None,
         damping: float = 0.5,
+        noise: Rule = "quadrature",
+        warm_up: int = 5,
         **options: Unpack[EngineOptions],
     ) -> None:
         super().__init__(model, **options)
@@ -211,12 +227,17 @@ class BilinearEP(BilinearAnswers):
         check_positive(tol=tol)
         if not 0.0 < damping <= 1.0:
             raise ValueError(f"damping must be above 0 and at most 1; got {damping}.")
+        check_one_of(Rule, noise=noise)
+        check_at_least(0, warm_up=warm_up)
         self.num_steps, self.tol, self.damping = num_steps, tol, damping
+        self.noise, self.warm_up = noise, warm_up
 
     def _start(
         self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
     ) -> BilinearRun:
         reading, space, programs, answers = self._prepare(rng_key, args, kwargs)
+        if isinstance(programs, NoisyModel):
+            return self._start_noisy(programs, rng_key, init_state)
         digest, hyper = data_digest(reading.written_data, space.fixed, reading.key), space.unpack(space.initial())
         values, before = space.initial(), 0
         if init_state is None:
@@ -228,7 +249,43 @@ class BilinearEP(BilinearAnswers):
         def solve(values: Array, state: Any, num_steps: Any, _: Any) -> tuple[Array, Any, StepInfo]:
             return values, *programs.solve(reading.data, hyper, state, num_steps)
 
-        problem = Iterations(
+        problem = self._iterations(
+            solve, space, digest, lambda hyper, value: explain(answers.form(reading.data, hyper), hyper, value)
+        )
+        found, info = fit_in_chunks(problem, values, state, before=before)
+        diagnostics = found.diagnostics._replace(num_skipped=int(info.solved.num_refused))
+        found = found._replace(diagnostics=diagnostics)
+        return HybridRun(reading, space, found, rng_key, self.num_samples, answers, programs)
+
+    def _start_noisy(self, model: NoisyModel, rng_key: Array, init_state: EngineState | None) -> NoiseRun:
+        """The run of a model whose noise, cut points or priors of the sides are latent."""
+        reading, space = model.reading, model.space
+        digest = data_digest(reading.written_data, space.fixed, reading.key, self.noise, self.warm_up)
+        values, before = space.initial(), 0
+        hyper = space.unpack(values)
+        if init_state is None:
+            state = model.start(hyper, self.damping, rng_key)
+        else:
+            check_init_state(init_state, model.shapes(), space.size)
+            state, before = init_state.state, init_state.num_steps if init_state.data_digest == digest else 0
+
+        def solve(values: Array, state: Any, num_steps: Any, _: Any) -> tuple[Array, Any, StepInfo]:
+            pace = self.damping, self.warm_up, self._tolerance(), _CHUNK
+            return values, *model.solve(state, num_steps, *pace)
+
+        problem = self._iterations(solve, space, digest, lambda hyper, value: _UNSTABLE.format(value))
+        found, info = fit_in_chunks(problem, values, state, before=before)
+        number, last = int(info.solved.num_refused), found.last_state
+        points = space.pack(model.points(last.state.messages))
+        found = found._replace(
+            last_state=last._replace(values=points),
+            hyper=space.unpack(points),
+            diagnostics=found.diagnostics._replace(num_skipped=number),
+        )
+        return NoiseRun(reading, space, found, rng_key, self.num_samples, model.answers, model)
+
+    def _iterations(self, solve: Any, space: UnconstrainedSpace, digest: str, explain: Any) -> Iterations:
+        return Iterations(
             solve=solve,
             space=space,
             parts=lambda state: Parts((), (), ()),
@@ -237,22 +294,18 @@ class BilinearEP(BilinearAnswers):
             tol=self._tolerance(),
             gain=0.0,
             rounding=0.0,
-            change="The largest change of the mean of a predictor, in standard deviations and without damping,",
-            explain=lambda hyper, value: explain(answers.form(reading.data, hyper), hyper, value),
+            change="The largest change of a mean, in standard deviations and without damping,",
+            explain=explain,
             num_steps=self.num_steps,
             chunk=_CHUNK,
             name=type(self).__name__,
             unit="steps",
             show_bar=self.progress_bar,
         )
-        found, info = fit_in_chunks(problem, values, state, before=before)
-        diagnostics = found.diagnostics._replace(num_skipped=int(info.solved.num_refused))
-        found = found._replace(diagnostics=diagnostics)
-        return HybridRun(reading, space, found, rng_key, self.num_samples, answers, programs)
 
     def _prepare(
         self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True
-    ) -> tuple[BilinearReading, UnconstrainedSpace, HybridPrograms, BilinearPrograms]:
+    ) -> tuple[BilinearReading, UnconstrainedSpace, HybridPrograms | NoisyModel, BilinearPrograms]:
         reading = read_bilinear(
             self.model,
             args,
@@ -262,23 +315,32 @@ class BilinearEP(BilinearAnswers):
             field=self.field,
             init_values=self._start_values,
             held=self.hyper_values,
+            learns_hyper=False,
             rng_key=rng_key,
             check=check,
         )
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
-        if space.size:
-            raise ValueError(
-                f"BilinearEP does not learn hyperparameters, as its log evidence is no bound: give values of "
-                f"{list(space.names)} (hyper_values={{{space.names[0]!r}: ...}}), such as those that BilinearVG learns."
-            )
         kinds: dict[bool, core.Family] = {True: "component", False: "diagonal"}
         families = kinds[reading.is_coupled[0]], kinds[reading.is_coupled[1]]
         answers = bilinear_programs(reading, space, families, self._tolerance())
+        if space.size:
+            return reading, space, self._noisy(reading, space, answers), answers
         form = answers.form(reading.data, space.unpack(space.initial()))
         _check_form(form, reading)
         is_weighted = bool(np.any(np.asarray(form.weight) != 1.0))
         programs = compiled(HybridPrograms, reading, space, self._tolerance(), self.damping, is_weighted)
         return reading, space, programs, answers
+
+    def _noisy(self, reading: BilinearReading, space: UnconstrainedSpace, answers: BilinearPrograms) -> NoisyModel:
+        try:
+            return NoisyModel(reading, space, answers, self.noise)
+        except ModelStructureError as refusal:
+            raise ModelStructureError(
+                f"BilinearEP does not learn hyperparameters, as its log evidence is no bound: give values of "
+                f"{list(space.names)} (hyper_values={{{space.names[0]!r}: ...}}), such as those that BilinearVG "
+                f"learns. Of some it has posteriors, but {refusal}",
+                site=refusal.site,
+            ) from refusal
 
     def _tolerance(self) -> float:
         return default_tolerance(self.tol, 1e-4, 1e-3)
@@ -289,6 +351,9 @@ class BilinearEP(BilinearAnswers):
         self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> BilinearRun:
         reading, space, programs, answers = self._prepare(rng_key, args, kwargs, check=False)
+        if isinstance(programs, NoisyModel):
+            found = fit_from_content(content, reading, space, lambda data, hyper: programs.shapes())
+            return NoiseRun(reading, space, found, rng_key, self.num_samples, answers, programs)
         result = fit_from_content(content, reading, space, programs.init_state)
         return HybridRun(reading, space, result, rng_key, self.num_samples, answers, programs)
 

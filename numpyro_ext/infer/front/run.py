@@ -278,11 +278,12 @@ def hyper_estimates(space: UnconstrainedSpace, fit: Fit) -> dict[str, HyperEstim
 def ask(answer: Callable[Concatenate[Any, _Question], _Answer]) -> Callable[Concatenate[Any, _Question], _Answer]:
     """A method of an engine that asks the finished run.
 
-    :param answer: the method of the run, whose signature and description it has.
+    :param answer: the method of the run, whose signature and description it has; a class of runs may have its own.
     """
 
     @wraps(answer)
     def method(self: Any, *args: _Question.args, **kwargs: _Question.kwargs) -> _Answer:
-        return answer(self._finished(), *args, **kwargs)
+        found: _Answer = getattr(self._finished(), answer.__name__)(*args, **kwargs)
+        return found
 
     return method

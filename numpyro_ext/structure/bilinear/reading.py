@@ -458,6 +458,14 @@ class BilinearReading(ModelReading):
         atoms = [a for n in self.sides[side] for a in jax.tree.leaves(self._trace.priors[n]) if isinstance(a, int)]
         return self._hyper_behind(atoms)
 
+    def sites_behind(self, name: str) -> list[str]:
+        """Other hyperparameters on which the prior of a hyperparameter depends."""
+        return [n for n in self._hyper_behind([self._trace.factors[name].log_prob]) if n != name]
+
+    def log_prior_of(self, name: str, hyper: Mapping[str, Any]) -> Array:
+        """Log prior density of one hyperparameter given those before it, in the constrained space."""
+        return self._sum_factors([name], self._env(hyper, None))
+
     def site_start(self, name: str) -> int:
         """Number of the first unknown of a field site."""
         return self._starts[name]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..factors.recognise import Recognised, recognise
 from ..model.running.inspection import SiteInfo
@@ -42,6 +43,7 @@ def recognise_cells(
     :param env: values of the hyperparameters.
     :param bool takes_any: whether factors need be neither concave nor analytic.
     :raises ModelStructureError: if no predictor is found, or its factors are not taken.
+    :raises Conflict: naming sites that other parameters than the predictor depend on.
     """
     for part, atom in (("mask", traced.mask), ("scale", traced.scale), ("value", traced.value)):
         if atom is not None and degrees.of(atom) != Degree.CONSTANT:
@@ -50,6 +52,7 @@ def recognise_cells(
             )
     numbers = set(field.values())
     parameters = [a for a in traced.parameters.values() if isinstance(a, int)]
+    beside: set[str] = set()
     probe = dict(env)
     for number in numbers:
         probe[number] = jnp.zeros(program.shape(number), jnp.result_type(float))
@@ -66,9 +69,15 @@ def recognise_cells(
         potential = jax.eval_shape(lambda found=found: found.build(probe, jnp.asarray(True)).potential)
         num_rows = len(found.rows) // int(np.prod(program.shape(traced.log_prob)))
         check_factor(name, found.label, potential, num_rows, takes_any)
-        if program.ancestors(parameters, [found.predictor]) & numbers:
+        if others := program.ancestors(parameters, [found.predictor]) & numbers:
+            beside |= {n for n, number in field.items() if number in others}
             continue
         return found
+    if beside and beside != set(field):
+        # Such are cut points: they are hyperparameters, which some engines integrate over.
+        raise Conflict(
+            f"other parameters of site '{name}' than its predictor depend on {sorted(beside)}.", frozenset(beside), name
+        )
     raise ModelStructureError(
         f"observed site '{name}' ({site.family}) has no predictor that is affine in one of "
         f"{list(field)}, or is of a family that was not recognised: this engine takes {TAKEN}. Use NUTS for "

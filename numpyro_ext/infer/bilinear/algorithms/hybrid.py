@@ -25,6 +25,7 @@ from ....potentials.moments import TiltedMoments
 from ....structure.bilinear.form import Bilinear, CoupledSide, GaussianSide, Side
 from .cells import Block
 from .incidence import CoupledBlock, precision_carried_back, shifts_carried_back, touched
+from .messages import Message, Moments, as_message, damped, divided, log_integral, mean_of, nothing, times
 
 __all__ = [
     "HybridInfo",
@@ -32,33 +33,22 @@ __all__ = [
     "Message",
     "Moments",
     "SideState",
+    "from_cells",
     "init",
     "log_evidence",
     "posterior_block",
     "predictive_moments",
+    "predictor_moments",
+    "prior_moments",
     "spectral_start",
     "step",
+    "variational",
 ]
 
 _VB_TOL = 1e-10
 _VB_SWEEPS = 5000
 _START_ROUNDS = 20
 _START_SPREAD, _START_VARIANCE = 0.5, 0.1
-
-
-class Message(NamedTuple):
-    """Gaussians by their natural parameters; all zero where nothing is said."""
-
-    shift: Array
-    """Mean over variance."""
-    precision: Array
-
-
-class Moments(NamedTuple):
-    """Means and variances of independent Gaussians."""
-
-    mean: Array
-    variance: Array
 
 
 class SideState(NamedTuple):
@@ -104,11 +94,11 @@ def init(form: Bilinear, rows: Moments, columns: Moments) -> HybridState:
     :param columns: of the columns.
     """
     sides = [
-        SideState(seen, _message(_prior_moments(prior)), _nothing(seen.mean))
+        SideState(seen, as_message(prior_moments(prior)), nothing(seen.mean))
         for seen, prior in ((rows, form.rows), (columns, form.columns))
     ]
-    mean, variance = _predictor_moments(form, *(_prior_moments(prior) for prior in (form.rows, form.columns)))
-    return HybridState(_nothing(mean), _message(Moments(mean, variance)), *sides)
+    mean, variance = predictor_moments(form, *(prior_moments(prior) for prior in (form.rows, form.columns)))
+    return HybridState(nothing(mean), as_message(Moments(mean, variance)), *sides)
 
 
 def spectral_start(form: Bilinear, rng_key: Array) -> HybridState:
@@ -118,7 +108,7 @@ def spectral_start(form: Bilinear, rng_key: Array) -> HybridState:
     """
     priors = form.rows, form.columns
     index = form.row_index, form.column_index
-    mean, variance = _predictor_moments(form, *(_prior_moments(prior) for prior in priors))
+    mean, variance = predictor_moments(form, *(prior_moments(prior) for prior in priors))
     pull = form.potential.tilted_moments(mean, variance).mean - mean
     k = form.coupling.shape[-1]
 
@@ -141,7 +131,7 @@ def spectral_start(form: Bilinear, rng_key: Array) -> HybridState:
     rows = carried(columns, 1)
     blocks = []
     for vectors, prior in ((rows, priors[0]), (columns, priors[1])):
-        own = _prior_moments(prior)
+        own = prior_moments(prior)
         seen = prior.touched(vectors)
         # of combinations those count that see something: others fill up
         num = len(seen) if isinstance(prior, GaussianSide) else jnp.maximum(jnp.sum(jnp.any(prior.weight != 0.0, 1)), 1)
@@ -165,17 +155,17 @@ def step(
     number of coupled vectors for each component.
     """
     moments = _tilted_moments(form, state.product, is_weighted)
-    factor = _damped(state.factor, Message(moments.site_shift, moments.site_precision), damping)
+    factor = damped(state.factor, Message(moments.site_shift, moments.site_precision), damping)
 
-    rows, columns, vb_bound, is_settled = _variational(form, factor, state.rows, state.columns)
-    mean, variance = _predictor_moments(form, rows.seen, columns.seen)
-    product = _damped(state.product, _divided(_message(Moments(mean, variance)), factor), damping)
-    rows, columns = (_from_cells(side, damping) for side in (rows, columns))
+    rows, columns, vb_bound, is_settled = variational(form, factor, state.rows, state.columns)
+    mean, variance = predictor_moments(form, rows.seen, columns.seen)
+    product = damped(state.product, divided(as_message(Moments(mean, variance)), factor), damping)
+    rows, columns = (from_cells(side, damping) for side in (rows, columns))
     columns = _refined(columns, form.columns, damping)
     rows = _refined(rows, form.rows, damping)
     new = HybridState(factor, product, rows, columns)
-    own, before = _times(factor, product), _times(state.factor, state.product)
-    change = jnp.max(jnp.abs(_mean(own) - _mean(before)) * jnp.sqrt(own.precision)) / damping
+    own, before = times(factor, product), times(state.factor, state.product)
+    change = jnp.max(jnp.abs(mean_of(own) - mean_of(before)) * jnp.sqrt(own.precision)) / damping
     num_skipped = jnp.sum(~(moments.site_precision > 0.0))
     return new, HybridInfo(change, num_skipped, is_settled, vb_bound, log_evidence(form, new, is_weighted=is_weighted))
 
@@ -185,11 +175,11 @@ def log_evidence(form: Bilinear, state: HybridState, *, is_weighted: bool = Fals
     product = state.product
     vb_bound = _bound(form, state.factor, state.rows, state.columns)
     moments = _tilted_moments(form, product, is_weighted)
-    value = form.log_constant + vb_bound + jnp.sum(moments.log_z + _log_integral(product))
-    value -= jnp.sum(_log_integral(_times(state.factor, product)))
+    value = form.log_constant + vb_bound + jnp.sum(moments.log_z + log_integral(product))
+    value -= jnp.sum(log_integral(times(state.factor, product)))
     for side, prior in ((state.rows, form.rows), (state.columns, form.columns)):
-        value += jnp.sum(_log_integral(side.prior)) + _log_evidence_of_side(side.cells, prior)
-        value -= jnp.sum(_log_integral(_times(side.prior, side.cells)))
+        value += jnp.sum(log_integral(side.prior)) + _log_evidence_of_side(side.cells, prior)
+        value -= jnp.sum(log_integral(times(side.prior, side.cells)))
     return value
 
 
@@ -197,8 +187,8 @@ def posterior_block(cells: Message, prior: Side) -> Block | CoupledBlock:
     """The posterior of the vectors of a side given what cells say."""
     if isinstance(prior, CoupledSide):
         return _coupled_posterior(cells, prior)[0]
-    own = _times(cells, _message(_prior_moments(prior)))
-    return Block(_mean(own), 1.0 / own.precision)
+    own = times(cells, as_message(prior_moments(prior)))
+    return Block(mean_of(own), 1.0 / own.precision)
 
 
 def predictive_moments(form: Bilinear, state: HybridState) -> Moments:
@@ -207,21 +197,22 @@ def predictive_moments(form: Bilinear, state: HybridState) -> Moments:
     Of the rows these are the moments of the product of all messages, as for users that are known; of the columns those
     of the vectors given what cells say, as for pairs of items that are new.
     """
-    own = _times(state.rows.prior, state.rows.cells)
+    own = times(state.rows.prior, state.rows.cells)
     columns = _seen(posterior_block(state.columns.cells, form.columns), form.columns)
-    return Moments(*_predictor_moments(form, Moments(_mean(own), 1.0 / own.precision), columns))
+    return Moments(*predictor_moments(form, Moments(mean_of(own), 1.0 / own.precision), columns))
 
 
 def _tilted_moments(form: Bilinear, cavity: Message, is_weighted: bool) -> TiltedMoments:
     # where all powers are one, closed forms are
     power = form.weight if is_weighted else 1.0
-    return form.potential.tilted_moments(_mean(cavity), 1.0 / cavity.precision, power)
+    return form.potential.tilted_moments(mean_of(cavity), 1.0 / cavity.precision, power)
 
 
 # Products
 
 
-def _predictor_moments(form: Bilinear, rows: Moments, columns: Moments) -> tuple[Array, Array]:
+def predictor_moments(form: Bilinear, rows: Moments, columns: Moments) -> tuple[Array, Array]:
+    """Means and variances of the predictors of all cells, of independent components."""
     u, u_var = (x[form.row_index] for x in rows)
     v, v_var = (x[form.column_index] for x in columns)
     k = form.coupling.shape[-1]
@@ -237,10 +228,18 @@ def _predictor_moments(form: Bilinear, rows: Moments, columns: Moments) -> tuple
     return mean, variance
 
 
-def _variational(
-    form: Bilinear, factor: Message, rows: SideState, columns: SideState
+def variational(
+    form: Bilinear, factor: Message, rows: SideState, columns: SideState, *, num_sweeps: int = _VB_SWEEPS
 ) -> tuple[SideState, SideState, Array, Array]:
-    """Variational Bayes until its bound changes no more: component after component, rows before columns."""
+    """Variational Bayes until its bound changes no more: component after component, rows before columns.
+
+    :param Bilinear form: as for :func:`init`; its factors play no part.
+    :param Message factor: to the predictors.
+    :param rows: with the messages of the priors, and where to start.
+    :param columns: likewise.
+    :param int num_sweeps: at most.
+    :return: both sides, the bound, and whether it settled.
+    """
     index = (form.row_index, form.column_index)
     sides = (rows, columns)
     k = form.coupling.shape[-1]
@@ -275,7 +274,7 @@ def _variational(
 
     def sweep(carry: tuple[Moments, Moments, Array, Array, Array]) -> tuple[Moments, Moments, Array, Array, Array]:
         *blocks, value, _, count = carry
-        moved = lax.fori_loop(0, k, visit, (tuple(blocks), _predictor_moments(form, *blocks)[0]))
+        moved = lax.fori_loop(0, k, visit, (tuple(blocks), predictor_moments(form, *blocks)[0]))
         for side, block in enumerate(blocks):
 
             def alone(d: Array, carry: tuple[Blocks, Array], side: int = side) -> tuple[Blocks, Array]:
@@ -288,17 +287,17 @@ def _variational(
 
     def proceed(carry: tuple[Moments, Moments, Array, Array, Array]) -> Array:
         _, _, value, before, count = carry
-        return (count < _VB_SWEEPS) & ~(jnp.abs(value - before) < _VB_TOL * jnp.abs(value))
+        return (count < num_sweeps) & ~(jnp.abs(value - before) < _VB_TOL * jnp.abs(value))
 
     blank = jnp.asarray(-jnp.inf, factor.shift.dtype)
     start = rows.seen, columns.seen, blank, blank, jnp.asarray(0)
     row_block, column_block, value, _, count = lax.while_loop(proceed, sweep, start)
-    return rows._replace(seen=row_block), columns._replace(seen=column_block), value, count < _VB_SWEEPS
+    return rows._replace(seen=row_block), columns._replace(seen=column_block), value, count < num_sweeps
 
 
 def _bound(form: Bilinear, factor: Message, rows: SideState, columns: SideState) -> Array:
     """Bound of variational Bayes, with normalised messages of the priors."""
-    mean, variance = _predictor_moments(form, rows.seen, columns.seen)
+    mean, variance = predictor_moments(form, rows.seen, columns.seen)
     value = jnp.sum(factor.shift * mean - 0.5 * factor.precision * (mean**2 + variance))
     return value - jnp.sum(_divergence(rows.seen, rows.prior)) - jnp.sum(_divergence(columns.seen, columns.prior))
 
@@ -308,15 +307,16 @@ def _divergence(block: Moments, prior: Message) -> Array:
     return 0.5 * (ratio - 1.0 - jnp.log(ratio) + prior.precision * (block.mean - prior.shift / prior.precision) ** 2)
 
 
-def _from_cells(side: SideState, damping: Array | float) -> SideState:
-    new = _divided(_message(side.seen), side.prior)
-    return side._replace(cells=_damped(side.cells, new, damping, may_vanish=True))
+def from_cells(side: SideState, damping: Array | float) -> SideState:
+    """A side with the messages of its cells updated, from the moments of what they see."""
+    new = divided(as_message(side.seen), side.prior)
+    return side._replace(cells=damped(side.cells, new, damping, may_vanish=True))
 
 
 # Priors
 
 
-def _prior_moments(prior: Side) -> Moments:
+def prior_moments(prior: Side) -> Moments:
     """Prior moments of each component that cells see."""
     if isinstance(prior, GaussianSide):
         return Moments(prior.mean, 1.0 / prior.precision)
@@ -340,8 +340,8 @@ def _refined(side: SideState, prior: Side, damping: Array | float) -> SideState:
     """Update the message of the prior, given those of the cells; for independent vectors it never changes."""
     if isinstance(prior, GaussianSide):
         return side
-    marginal = _message(_seen(_coupled_posterior(side.cells, prior)[0], prior))
-    return side._replace(prior=_damped(side.prior, _divided(marginal, side.cells), damping))
+    marginal = as_message(_seen(_coupled_posterior(side.cells, prior)[0], prior))
+    return side._replace(prior=damped(side.prior, divided(marginal, side.cells), damping))
 
 
 def _coupled_posterior(cells: Message, prior: CoupledSide) -> tuple[CoupledBlock, Array]:
@@ -367,39 +367,5 @@ def _coupled_posterior(cells: Message, prior: CoupledSide) -> tuple[CoupledBlock
 def _log_evidence_of_side(cells: Message, prior: Side) -> Array:
     if isinstance(prior, CoupledSide):
         return jnp.sum(_coupled_posterior(cells, prior)[1])
-    own = _message(_prior_moments(prior))
-    return jnp.sum(_log_integral(_times(own, cells)) - _log_integral(own))
-
-
-# Messages
-
-
-def _message(block: Moments) -> Message:
-    return Message(block.mean / block.variance, 1.0 / block.variance)
-
-
-def _nothing(like: Array) -> Message:
-    return Message(jnp.zeros_like(like), jnp.zeros_like(like))
-
-
-def _mean(message: Message) -> Array:
-    return message.shift / message.precision
-
-
-def _times(one: Message, other: Message) -> Message:
-    return Message(one.shift + other.shift, one.precision + other.precision)
-
-
-def _divided(one: Message, other: Message) -> Message:
-    return Message(one.shift - other.shift, one.precision - other.precision)
-
-
-def _damped(old: Message, new: Message, damping: Array | float, *, may_vanish: bool = False) -> Message:
-    """Part of the way to what is new, where that is a Gaussian."""
-    is_valid = (new.precision >= 0.0) if may_vanish else (new.precision > 0.0)
-    mixed = (jnp.where(is_valid, damping * y + (1.0 - damping) * x, x) for x, y in zip(old, new, strict=True))
-    return Message(*mixed)
-
-
-def _log_integral(message: Message) -> Array:
-    return 0.5 * jnp.log(2.0 * jnp.pi / message.precision) + 0.5 * message.shift**2 / message.precision
+    own = as_message(prior_moments(prior))
+    return jnp.sum(log_integral(times(own, cells)) - log_integral(own))

@@ -1,0 +1,268 @@
+r"""Expectation propagation for ordered categories whose noise and cut points are latent (Houlsby 2014, chapter 7).
+
+Each cell has a predictor :math:`c = u^\top v`, a noisy value :math:`a \sim N(c, \gamma_r \gamma_s)`, and a category
+that says between which cut points the value lies. Values, predictors, cut points and prior means have Gaussians of
+their own, variances inverse gammas. Steps at boundaries are matched exactly (:mod:`.cuts`), products and the priors of
+their vectors by variational Bayes (:mod:`.hybrid`, :mod:`.side_hyper`); the noise factor is met at a point value of
+the variance where it sends to Gaussians, and by one of four rules where it sends to a variance.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ....potentials.families.ordinal import CumulativeProbitPotential
+from ....structure.bilinear.form import Bilinear, GaussianSide
+from ....structure.bilinear.noisy_form import NoisyBilinear
+from . import cuts as cut_points
+from . import hybrid
+from .cuts import CutState
+from .messages import Message, Moments, as_message, damped, divided, mean_of, next_damping, nothing, times
+from .side_hyper import SidePosterior, prior_at_points, prior_message, side_start, updated_side
+from .variances import GammaMessage, Rule, gamma_of, updated_gammas
+
+__all__ = ["NoiseInfo", "NoiseState", "Paced", "at_points", "has_settled", "init", "iterate", "noise_variances", "step"]
+
+_VB_SWEEPS = 10
+_VISITS = 3
+"""Visits of boundaries in each iteration: they cost little and are slow to settle."""
+
+
+class NoiseState(NamedTuple):
+    """Messages of all factors, and posteriors of the priors of both sides."""
+
+    cuts: CutState
+    value: Message
+    """From the noise factor to the value of each cell, shape ``(num_cells,)``."""
+    factor: Message
+    """From the noise factor to the predictor of each cell."""
+    product: Message
+    """From the products to the predictors."""
+    rows: hybrid.SideState
+    columns: hybrid.SideState
+    scales: tuple[GammaMessage, ...]
+    """From the noise factor of each cell to each of its variances."""
+    sides: tuple[SidePosterior, SidePosterior]
+
+
+class Paced(NamedTuple):
+    """Messages, and the pace at which they change: slower where an iteration moved further than the last."""
+
+    messages: NoiseState
+    damping: Array
+    change: Array
+    num_steps: Array
+    """Iterations so far."""
+
+
+class NoiseInfo(NamedTuple):
+    """Outcome of one iteration."""
+
+    change: Array
+    """Largest change of a mean in its standard deviations, had the step not been damped."""
+    num_skipped: Array
+    """Messages that stayed as they were, as the new ones would have been no densities."""
+
+
+def init(form: NoisyBilinear, rows: Moments, columns: Moments) -> NoiseState:
+    """Messages before the first iteration.
+
+    :param NoisyBilinear form: the model.
+    :param Moments rows: where variational Bayes starts for the rows; not at zero, which is a saddle.
+    :param Moments columns: of the columns.
+    """
+    sides = tuple(side_start(side) for side in form.sides)
+    priors = [prior_message(side, own) for side, own in zip(form.sides, sides, strict=True)]
+    states = [
+        hybrid.SideState(seen, prior, nothing(seen.mean)) for seen, prior in zip((rows, columns), priors, strict=True)
+    ]
+    moments = (Moments(mean_of(prior), 1.0 / prior.precision) for prior in priors)
+    mean, variance = hybrid.predictor_moments(form.cells, *moments)
+    none = nothing(mean)
+    scales = tuple(GammaMessage(none.shift, none.shift) for _ in form.scales)
+    total = variance + noise_variances(form, scales)
+    return NoiseState(
+        cut_points.init(form),
+        as_message(Moments(mean, total)),
+        none,
+        as_message(Moments(mean, variance)),
+        states[0],
+        states[1],
+        scales,
+        (sides[0], sides[1]),
+    )
+
+
+def noise_variances(form: NoisyBilinear, scales: tuple[GammaMessage, ...], *, of_cavities: bool = False) -> Array:
+    """The noise variance of each cell at the modes of its variances.
+
+    :param scales: messages of the cells to the variances.
+    :param bool of_cavities: whether the cell's own message is left out.
+    """
+    found = form.noise
+    for scale, messages in zip(form.scales, scales, strict=True):
+        gamma = gamma_of(scale, messages, of_cavities=of_cavities)
+        found = found * (gamma.rate / (gamma.shape + 1.0))
+    return found
+
+
+def step(
+    form: NoisyBilinear, state: NoiseState, damping: Array, learns_noise: Array, *, rule: Rule
+) -> tuple[NoiseState, NoiseInfo]:
+    """One iteration: boundaries, noise, products, priors.
+
+    :param NoisyBilinear form: the model.
+    :param NoiseState state: before it.
+    :param damping: share of new messages, in (0, 1].
+    :param learns_noise: false while variances of the noise keep their priors.
+    :param str rule: by which messages to variances are made.
+
+    Cost: ten passes of variational Bayes over the cells; for each cell and boundary a normal distribution function,
+    and with ``"quadrature"`` 96 exponentials for each cell and variance.
+    """
+    zero = jnp.asarray(0)
+    cuts, skipped = lax.fori_loop(
+        0, _VISITS, lambda _, found: cut_points.update(form, found[0], state.value, damping), (state.cuts, zero)
+    )
+    said = Message(jnp.sum(cuts.value.shift, 1), jnp.sum(cuts.value.precision, 1))
+    has_said = said.precision > 0.0
+    precision = jnp.where(has_said, said.precision, 1.0)
+    above = Moments(said.shift / precision, 1.0 / precision)
+    below = Moments(mean_of(state.product), 1.0 / state.product.precision)
+    noise = noise_variances(form, state.scales, of_cavities=True)
+    to_predictor = as_message(above._replace(variance=above.variance + noise))
+    to_predictor = Message(*(jnp.where(has_said, x, y) for x, y in zip(to_predictor, state.factor, strict=True)))
+    factor = damped(state.factor, to_predictor, damping, may_vanish=True)
+
+    scales, skipped_scales = updated_gammas(
+        form, state.scales, above, below, noise, has_said, damping * learns_noise, rule=rule
+    )
+    rows, columns, _, _ = hybrid.variational(form.cells, factor, state.rows, state.columns, num_sweeps=_VB_SWEEPS)
+    mean, variance = hybrid.predictor_moments(form.cells, rows.seen, columns.seen)
+    new_product = divided(as_message(Moments(mean, variance)), factor)
+    product = damped(state.product, new_product, damping)
+    below = Moments(mean_of(product), 1.0 / product.precision)
+    noise = noise_variances(form, scales, of_cavities=True)
+    value = damped(state.value, as_message(below._replace(variance=below.variance + noise)), damping)
+
+    sides, blocks = [], []
+    for hyper, old, moved in zip(form.sides, state.sides, (rows, columns), strict=True):
+        sides.append(updated_side(hyper, old, moved.seen))
+        blocks.append(hybrid.from_cells(moved, 1.0)._replace(prior=prior_message(hyper, sides[-1])))
+    new = NoiseState(cuts, value, factor, product, blocks[0], blocks[1], scales, (sides[0], sides[1]))
+    number = skipped + skipped_scales + jnp.sum(~(new_product.precision > 0.0))
+    return new, NoiseInfo(_change(form, state, new) / damping, number)
+
+
+def has_settled(paced: Paced, info: NoiseInfo, warm_up: Array | int, tol: Array | float) -> Array:
+    """True if an undamped iteration, in which noise moves, would change next to nothing."""
+    found: Array = (info.change < tol) & (paced.num_steps > warm_up)
+    return found
+
+
+def _change(form: NoisyBilinear, before: NoiseState, after: NoiseState) -> Array:
+    """Largest change of a mean between two states, in standard deviations."""
+    own, old = (times(s.factor, s.product) for s in (after, before))
+    found = [jnp.abs(mean_of(own) - mean_of(old)) * jnp.sqrt(own.precision)]
+
+    def add_gaussian(new: Moments, start: Moments) -> None:
+        found.append(jnp.abs(new.mean - start.mean) / jnp.sqrt(new.variance))
+
+    def add_gamma(new: GammaMessage, start: GammaMessage) -> None:
+        found.append(jnp.abs(jnp.log(new.rate / new.shape * start.shape / start.rate)) * jnp.sqrt(new.shape))
+
+    for scale, new, start in zip(form.scales, after.scales, before.scales, strict=True):
+        add_gamma(gamma_of(scale, new, of_groups=True), gamma_of(scale, start, of_groups=True))
+    if form.cuts is not None:
+        add_gaussian(*(cut_points.posterior(form, s.cuts)[0] for s in (after, before)))
+    for side, side_before in zip(after.sides, before.sides, strict=True):
+        add_gaussian(side.mean, side_before.mean)
+        add_gamma(side.precision, side_before.precision)
+    largest = [jnp.max(jnp.where(jnp.isnan(x), jnp.inf, x), initial=0.0) for x in found]
+    return jnp.max(jnp.stack(largest))
+
+
+def at_points(form: NoisyBilinear, state: NoiseState) -> tuple[Bilinear, hybrid.HybridState]:
+    """The model with noise, cut points and priors of the sides held at their posterior modes and means, whose noise is
+    that of the likelihood, and the messages in its units."""
+    noise = noise_variances(form, state.scales)
+    root = jnp.sqrt(noise)[:, None]
+    thresholds = form.thresholds
+    if form.cuts is not None:
+        thresholds = thresholds + cut_points.posterior(form, state.cuts)[0].mean[form.cuts.element]
+    priors = [prior_at_points(side, messages) for side, messages in zip(form.sides, state.sides, strict=True)]
+    cells = form.cells
+    scaled = (x / root if x.shape[-1] else x for x in (cells.coupling, cells.row_linear, cells.column_linear))
+    coupling, row_linear, column_linear = scaled
+    point = cells._replace(
+        rows=GaussianSide(priors[0].mean, 1.0 / priors[0].variance),
+        columns=GaussianSide(priors[1].mean, 1.0 / priors[1].variance),
+        coupling=coupling,
+        row_linear=row_linear,
+        column_linear=column_linear,
+        offset=cells.offset / root[:, 0],
+        potential=CumulativeProbitPotential(form.label, thresholds / root),
+    )
+    factor, product = (Message(m.shift * root[:, 0], m.precision * noise) for m in (state.factor, state.product))
+    rows, columns = (
+        block._replace(prior=as_message(prior))
+        for block, prior in zip((state.rows, state.columns), priors, strict=True)
+    )
+    return point, hybrid.HybridState(factor, product, rows, columns)
+
+
+@partial(jax.jit, static_argnames=("rule", "chunk"))
+def iterate(
+    form: NoisyBilinear,
+    paced: Paced,
+    num_steps: Array,
+    damping: Array,
+    warm_up: Array,
+    tol: Array,
+    *,
+    rule: Rule,
+    chunk: int,
+) -> tuple[Paced, NoiseInfo, Array, Array]:
+    """Iterations, at most ``chunk``, until one would change next to nothing.
+
+    :param NoisyBilinear form: the model.
+    :param Paced paced: from where to go on.
+    :param num_steps: how many iterations there may be.
+    :param damping: largest share of new messages.
+    :param warm_up: iterations, from the very first, in which noise keeps its prior.
+    :param tol: change at which iterations end.
+    :param str rule: see :func:`step`.
+    :param int chunk: length of the trace.
+    :return: the state, the last info, estimates of the log evidence padded with nan, and the number of iterations.
+    """
+
+    def evidence(messages: NoiseState) -> Array:
+        return hybrid.log_evidence(*at_points(form, messages))
+
+    def proceed(carry: tuple[Paced, NoiseInfo, Array, Array]) -> Array:
+        paced, info, _, count = carry
+        goes_on: Array = (count < jnp.minimum(num_steps, chunk)) & ~has_settled(paced, info, warm_up, tol)
+        return goes_on & ((count == 0) | jnp.isfinite(info.change))
+
+    def advance(carry: tuple[Paced, NoiseInfo, Array, Array]) -> tuple[Paced, NoiseInfo, Array, Array]:
+        paced, _, trace, count = carry
+        learns_noise = paced.num_steps >= warm_up
+        messages, info = step(form, paced.messages, paced.damping, learns_noise, rule=rule)
+        # Where noise begins to move, the change grows for once.
+        before = jnp.where(paced.num_steps == warm_up, jnp.inf, paced.change)
+        pace = next_damping(paced.damping, info.change, before, damping)
+        new = Paced(messages, pace, info.change, paced.num_steps + 1)
+        return new, info, trace.at[count].set(evidence(messages)), count + 1
+
+    dtype = paced.messages.factor.shift.dtype
+    blank = NoiseInfo(jnp.asarray(jnp.inf, dtype), jnp.asarray(0))
+    trace = jnp.full((chunk,), jnp.nan, dtype)
+    found: tuple[Paced, NoiseInfo, Array, Array] = lax.while_loop(
+        proceed, advance, (paced, blank, trace, jnp.asarray(0))
+    )
+    return found

@@ -1,0 +1,414 @@
+"""Runs of BilinearEP on ordered categories whose noise, cut points and priors of the sides are latent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from scipy.special import gammainccinv, gammaincinv
+
+from ...compilation.quick_jit import quick_jit
+from ...structure.bilinear.factors import Unlisted
+from ...structure.bilinear.form import Bilinear
+from ...structure.bilinear.noisy_form import NoisyBilinear
+from ...structure.bilinear.reading import BilinearReading
+from ...structure.bilinear.scales import find_noise
+from ...structure.errors import ModelStructureError
+from ..front.answers.draws import Draws, draw_inside_support, with_hyper
+from ..front.answers.ranking import expected_ranks
+from ..front.answers.sites import PointPosterior, SitePosterior
+from ..front.options import check_at_least, check_one_of
+from ..front.results import LogEvidence
+from ..front.running.iterations import StepInfo
+from ..hyper.space import UnconstrainedSpace
+from .algorithms import cuts as cut_points
+from .algorithms import hybrid, noise
+from .algorithms import sweeps as core
+from .algorithms.cells import Block
+from .algorithms.incidence import step_sizes
+from .algorithms.loop import SolveInfo
+from .algorithms.messages import Moments
+from .algorithms.variances import GammaMessage, Rule, gamma_of
+from .prediction import draw_predictors
+from .programs import BilinearPrograms
+from .run import BilinearRun
+
+__all__ = ["NoiseRun", "NoisyModel"]
+
+
+_spectral_start = jax.jit(hybrid.spectral_start)
+
+
+@jax.jit
+def _paced(form: NoisyBilinear, rows: Moments, columns: Moments, damping: Any) -> noise.Paced:
+    messages = noise.init(form, rows, columns)
+    dtype = messages.factor.shift.dtype
+    return noise.Paced(messages, jnp.asarray(damping, dtype), jnp.asarray(jnp.inf, dtype), jnp.asarray(0))
+
+
+class NoisyModel:
+    """A reading with the noise behind it, and its iterations.
+
+    :param BilinearReading reading: of the model.
+    :param UnconstrainedSpace space: of the latent sites that are integrated over.
+    :param BilinearPrograms answers: compiled functions of the form.
+    :param str rule: by which messages to variances are made.
+    """
+
+    def __init__(
+        self, reading: BilinearReading, space: UnconstrainedSpace, answers: BilinearPrograms, rule: Rule = "quadrature"
+    ) -> None:
+        self.reading, self.space, self.answers, self.rule = reading, space, answers, rule
+        self.form, self.sites = find_noise(reading, self.form_at, space.names, space.fixed)
+
+    def form_at(self, hyper: Mapping[str, Any]) -> Bilinear:
+        """The form at values of all sites outside the two sides."""
+        return self.answers.form(self.reading.data, dict(hyper))
+
+    def start(self, hyper: Mapping[str, Array], damping: float, rng_key: Array) -> noise.Paced:
+        """State before the first iteration: products along the leading singular vectors of what cells say alone."""
+        found = _spectral_start(self.form_at(hyper), rng_key)
+        state: noise.Paced = _paced(self.form, found.rows.seen, found.columns.seen, damping)
+        return state
+
+    def shapes(self) -> Any:
+        """Shapes of a state."""
+        sides = (Moments(side.mean, side.variance) for side in self.form.sides)
+        return jax.eval_shape(_paced, self.form, *sides, 1.0)
+
+    def solve(
+        self, state: noise.Paced, num_steps: Any, damping: float, warm_up: int, tol: float, chunk: int
+    ) -> tuple[noise.Paced, StepInfo]:
+        """Iterations, at most ``chunk``."""
+        dtype = state.damping.dtype
+        arguments = jnp.asarray(num_steps), jnp.asarray(damping, dtype), jnp.asarray(warm_up), jnp.asarray(tol, dtype)
+        state, info, trace, count = noise.iterate(self.form, state, *arguments, rule=self.rule, chunk=chunk)
+        value = trace[jnp.maximum(count - 1, 0)]
+        solved = SolveInfo(
+            noise.has_settled(state, info, warm_up, tol), count, value, trace, info.change, info.num_skipped
+        )
+        return state, StepInfo(solved, value, jnp.zeros((), dtype), jnp.zeros((self.space.size,), bool))
+
+    def points(self, state: noise.NoiseState) -> dict[str, np.ndarray]:
+        """Posterior modes of variances, and means of all other latent sites, in their shapes."""
+        out: dict[str, np.ndarray] = {}
+        for name, found in self.posteriors(state).items():
+            if isinstance(found, GammaMessage):
+                out[name] = np.asarray(found.rate / (found.shape + 1.0))
+                if name in self.sites.precisions:
+                    out[name] = 1.0 / out[name]
+            else:
+                out[name] = np.asarray(found.mean)
+        return {n: x.reshape(self.reading.hyper[n].shape) for n, x in out.items()}
+
+    def posteriors(self, state: noise.NoiseState) -> dict[str, Moments | GammaMessage]:
+        """Moments of Gaussian sites, and gamma densities of the precisions of others, flat."""
+        sites, form = self.sites, self.form
+        out: dict[str, Moments | GammaMessage] = {}
+        for name, scale, messages in zip(sites.scales, form.scales, state.scales, strict=True):
+            out[name] = gamma_of(scale, messages, of_groups=True)
+        if sites.cuts is not None:
+            elements, parents = cut_points.posterior(form, state.cuts)
+            out[sites.cuts] = elements
+            if sites.parent is not None and parents is not None:
+                out[sites.parent] = parents
+        for side, found in enumerate(state.sides):
+            for own, site in ((found.mean, sites.means[side]), (found.precision, sites.variances[side])):
+                if site is not None:
+                    out[site] = own
+        return out
+
+
+class VariancePosterior(SitePosterior):
+    """The posterior of variances whose precisions have gamma densities, or of these precisions.
+
+    :param str name: of the site.
+    :param shape: of the site.
+    :param GammaMessage gamma: densities of the precisions, flat.
+    :param bool is_precision: whether the site is the precisions.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, ...], gamma: GammaMessage, is_precision: bool) -> None:
+        a, b = (np.asarray(x, float) for x in gamma)
+        self._gamma, self._is_precision = (a, b), is_precision
+
+        def sample(rng_key: Array, num_samples: int) -> Array:
+            drawn = jax.random.gamma(rng_key, jnp.asarray(a), (num_samples, a.size)) / b
+            return (drawn if is_precision else 1.0 / drawn).reshape(num_samples, *shape)
+
+        def mean() -> np.ndarray:
+            return a / b if is_precision else np.where(a > 1.0, b / np.maximum(a - 1.0, 1e-300), np.inf)
+
+        def variance() -> np.ndarray:
+            if is_precision:
+                return np.asarray(a / b**2)
+            return np.where(a > 2.0, mean() ** 2 / np.maximum(a - 2.0, 1e-300), np.inf)
+
+        super().__init__(name, shape, mean, variance, lambda: jnp.diag(jnp.asarray(variance())), sample)
+
+    def _quantile(self, q: np.ndarray) -> Array:
+        a, b = self._gamma
+        level = np.asarray(q).reshape(-1, 1)
+        found = gammaincinv(a, level) / b if self._is_precision else b / gammainccinv(a, level)
+        return jnp.asarray(found).reshape((*np.shape(q), *self.shape))
+
+
+@dataclass(eq=False, repr=False)
+class NoiseRun(BilinearRun):
+    """Posteriors of vectors, noise, cut points and priors of the sides, from the messages at the end.
+
+    :param NoisyModel noisy: what was iterated; all else as in :class:`.run.BilinearRun`.
+    """
+
+    noisy: NoisyModel
+
+    @property
+    def _messages(self) -> noise.NoiseState:
+        found: noise.NoiseState = self.fit.last_state.state.messages
+        return found
+
+    @cached_property
+    def blocks(self) -> tuple[Any, Any]:
+        return Block(*self._messages.rows.seen), Block(*self._messages.columns.seen)
+
+    @property
+    def inputs(self) -> tuple[Any, dict[str, Array], core.State]:
+        rows, columns = self.blocks
+        value = jnp.asarray(self.fit.log_evidence)
+        state = core.State(rows, columns, step_sizes(rows), step_sizes(columns), value, jnp.asarray(0))
+        return self.reading.data, self.fit.hyper, state
+
+    @property
+    def is_lower_bound(self) -> bool:
+        return False
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def log_evidence(self) -> LogEvidence:
+        return LogEvidence(self.fit.log_evidence, False, "optimum")
+
+    @cached_property
+    def hyper_posterior(self) -> Mapping[str, SitePosterior]:
+        out: dict[str, SitePosterior] = {n: PointPosterior(n, v) for n, v in self.fit.hyper.items()}
+        for name, found in self.noisy.posteriors(self._messages).items():
+            shape = tuple(self.reading.hyper[name].shape)
+            if isinstance(found, GammaMessage):
+                out[name] = VariancePosterior(name, shape, found, name in self.noisy.sites.precisions)
+            else:
+                out[name] = _gaussian(name, shape, found)
+        return out
+
+    @cached_property
+    def hyper(self) -> Any:
+        return {**super().hyper, **{n: self.hyper_posterior[n] for n in self.space.names}}
+
+    def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
+        """Draws of all sites but the observed ones, and the log density of each."""
+        number = self.num_samples if num_samples is None else num_samples
+        reading, fixed, names = self.reading, self.fit.hyper, self.space.names
+        rows, columns = self.blocks
+        program = quick_jit(_draw_program(reading))
+
+        def draw(key: Array) -> Draws:
+            keys = jax.random.split(key, len(names) + 2)
+            drawn = {n: self.hyper_posterior[n].sample(k, number) for n, k in zip(names, keys, strict=False)}
+            vectors = [
+                block.mean + jnp.sqrt(block.covariance) * jax.random.normal(k, (number, *block.mean.shape))
+                for block, k in zip((rows, columns), keys[-2:], strict=True)
+            ]
+            held = {n: v for n, v in fixed.items() if n not in drawn}
+            return Draws(*program(reading.data, held, drawn, *vectors))
+
+        found = draw_inside_support(draw, rng_key)
+        return with_hyper(found.sites, fixed, reading.observed_names, number), found.log_density
+
+    def _on(self, reading: BilinearReading) -> NoisyModel:
+        space = UnconstrainedSpace(reading.hyper, self.space.fixed)
+        return NoisyModel(reading, space, self.programs.like(reading, space), self.noisy.rule)
+
+    def level_probabilities(self, reading: BilinearReading, num_draws: int = 0) -> tuple[NoisyBilinear, Array]:
+        """The cells of a reading, and the probabilities of all levels in each of them.
+
+        :param BilinearReading reading: of the arguments.
+        :param int num_draws: draws of the posterior to average over; with zero in closed form.
+        :raises ModelStructureError: if the cells have other sites of noise or cut points than the fit.
+        :raises ValueError: if these have another size than in the fit.
+        """
+        model = self._on(reading)
+        if model.sites != self.noisy.sites:
+            raise ModelStructureError(
+                f"on these arguments the sites of noise and cut points are {model.sites.names}, in the fit "
+                f"{self.noisy.sites.names}."
+            )
+        form, own, messages = model.form, self.noisy.form, self._messages
+        elements = None if own.cuts is None else cut_points.posterior(own, messages.cuts)[0]
+        if elements is not None and form.cuts is not None:
+            _check_same(self.noisy.sites.cuts, elements.mean, form.cuts.mean)
+        gammas = [gamma_of(s, said, of_groups=True) for s, said in zip(own.scales, messages.scales, strict=True)]
+        for name, gamma, scale in zip(self.noisy.sites.scales, gammas, form.scales, strict=True):
+            _check_same(name, gamma.shape, scale.shape)
+        blocks = [Moments(block.mean, block.covariance) for block in self.blocks]
+        if not num_draws:
+            return form, _levels(form, blocks, elements, [gamma.rate / (gamma.shape + 1.0) for gamma in gammas])
+        keys = jax.random.split(jax.random.fold_in(self.rng_key, 2), num_draws)
+        return form, _mean_levels(form, blocks, elements, gammas, keys)
+
+    def log_predictive(
+        self,
+        *args: Any,
+        method: Literal["gaussian", "draws"] = "gaussian",
+        num_samples: int = 500,
+        **kwargs: Any,
+    ) -> Any:
+        """Log predictive probability of ratings that the fit has not seen.
+
+        :param args: arguments of the model, by default those of the fit, of which the masked observations are scored.
+        :param str method: ``"gaussian"`` is a closed form: predictor and cut points are Gaussian with the posterior
+            moments, and the variance of the noise stands at its mode. ``"draws"`` averages over draws of all of them.
+        :param int num_samples: number of these draws.
+        :param kwargs: keyword arguments of the model.
+        :return: for each observed site an array in the shape of its observations, zero where nothing was scored.
+        :raises ValueError: if there are other vectors, noise or cut points on these arguments.
+        """
+        check_one_of(Literal["gaussian", "draws"], method=method)
+        check_at_least(1, num_samples=num_samples)
+        own, is_held_out = self.reading, not args and not kwargs
+        if is_held_out:
+            args, kwargs = own.args, dict(own.kwargs)
+            if own.uses_all_cells:
+                return {n: jnp.zeros(shape) for n, shape in zip(own.factor_names, own.factor_shapes, strict=True)}
+        reading, _ = self._read_cells(args, kwargs, is_held_out=is_held_out)
+        form, probabilities = self.level_probabilities(reading, num_samples if method == "draws" else 0)
+        label = jnp.clip(form.label, 0, probabilities.shape[-1] - 1)[:, None]
+        values = jnp.log(jnp.take_along_axis(probabilities, label, 1)[:, 0])
+        has_value = zip(reading.factor_names, reading.cells, strict=True)
+        known = np.concatenate([reading.has_value(name).reshape(-1)[cells] for name, cells in has_value])
+        return self._by_site(reading, jnp.where(known, values, 0.0))
+
+    def predictive_mean(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+        """Posterior mean of the level of each cell, counted from zero, by the closed form of :meth:`log_predictive`.
+
+        :param args: arguments of the model, by default those of the fit; observations are not needed.
+        :param kwargs: keyword arguments of the model.
+        :return: for each observed site an array in the shape of its observations.
+        """
+        if not args and not kwargs:
+            args, kwargs = self.reading.args, dict(self.reading.kwargs)
+        reading, _ = self._read_cells(args, kwargs, needs_observations=False)
+        probabilities = self.level_probabilities(reading)[1]
+        return self._by_site(reading, probabilities @ jnp.arange(probabilities.shape[-1], dtype=probabilities.dtype))
+
+    def expected_ranks(self, rng_key: Array, *args: Any, num_samples: int = 200, **kwargs: Any) -> dict[str, Array]:
+        reading, _ = self._read_cells(args, kwargs, needs_observations=False)
+        # of predictors that no noise has divided
+        draws = draw_predictors(self._on(reading).form.cells, *self.blocks, rng_key, num_samples=num_samples)
+        return self._by_site(reading, expected_ranks(draws, reading.index[0]))
+
+    def fold_in(
+        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, side: str, unlisted_cells: Unlisted
+    ) -> BilinearRun:
+        form, sites = self.noisy.form, self.noisy.sites
+        held = form.cells.column_index if side == "rows" else form.cells.row_index
+        groups = dict(zip(sites.scales, (scale.group for scale in form.scales), strict=True))
+        if form.cuts is not None and sites.cuts is not None:
+            groups[sites.cuts] = form.cuts.element[:, 0]
+        # Elements that the vectors of the held side do not tell belong to the new ones.
+        own = [name for name, group in groups.items() if _num_pairs(held, group) > np.unique(held).size]
+        if own:
+            raise ValueError(
+                f"fold_in keeps all that is no vector of the new {side}, and new {side} have elements of {own} of "
+                "their own: fit old and new ones together."
+            )
+        return super().fold_in(rng_key, args, kwargs, side=side, unlisted_cells=unlisted_cells)
+
+
+def _num_pairs(one: Array, other: Array) -> int:
+    return len(np.unique(np.stack([np.asarray(one), np.asarray(other)]), axis=1).T)
+
+
+@jax.jit
+def _levels(
+    form: NoisyBilinear, blocks: Sequence[Moments], elements: Moments | None, variances: Sequence[Array]
+) -> Array:
+    """Probabilities of all levels, given moments of vectors and of cut points, and values of the noise variances."""
+    predictor = Moments(*hybrid.predictor_moments(form.cells, *blocks))
+    cuts = Moments(form.thresholds, jnp.zeros_like(form.thresholds))
+    if elements is not None and form.cuts is not None:
+        cuts = Moments(form.thresholds + elements.mean[form.cuts.element], elements.variance[form.cuts.element])
+    noise = form.noise
+    for scale, variance in zip(form.scales, variances, strict=True):
+        noise = noise * variance[scale.group]
+    return cut_points.level_probabilities(predictor, cuts, noise)
+
+
+@jax.jit
+def _mean_levels(
+    form: NoisyBilinear,
+    blocks: Sequence[Moments],
+    elements: Moments | None,
+    gammas: Sequence[GammaMessage],
+    keys: Array,
+) -> Array:
+    """Probabilities of all levels, averaged over draws of vectors, cut points and noise, one for each key."""
+
+    def add(number: Array, total: Array) -> Array:
+        own_keys = iter(jax.random.split(keys[number], len(gammas) + 3))
+        drawn = [_drawn(next(own_keys), block) for block in blocks]
+        cuts = None if elements is None else _drawn(next(own_keys), elements)
+        variances = [g.rate / jax.random.gamma(key, g.shape) for g, key in zip(gammas, own_keys, strict=False)]
+        found: Array = total + _levels(form, drawn, cuts, variances)
+        return found
+
+    num_levels = form.thresholds.shape[-1] + 1
+    blank = jnp.zeros((form.thresholds.shape[0], num_levels), form.thresholds.dtype)
+    total: Array = jax.lax.fori_loop(0, len(keys), add, blank)
+    return total / len(keys)
+
+
+def _drawn(rng_key: Array, block: Moments) -> Moments:
+    """Draws of Gaussian numbers, as moments without variance."""
+    white = jax.random.normal(rng_key, block.mean.shape, block.mean.dtype)
+    return Moments(block.mean + jnp.sqrt(block.variance) * white, jnp.zeros_like(block.mean))
+
+
+def _draw_program(reading: BilinearReading) -> Any:
+    def program(data: Any, held: Any, drawn: Any, rows: Array, columns: Array) -> tuple[dict[str, Array], Array]:
+        def one(draw: tuple[Any, Array, Array]) -> tuple[dict[str, Array], Array]:
+            hyper, u, v = {**held, **draw[0]}, draw[1], draw[2]
+            sites = reading.site_values(hyper, reading.unknowns(u, v), data)
+            density = reading.form(hyper, data).log_density(u, v) + reading.log_prior(hyper, data)
+            # Cut points that cross have density zero.
+            return sites, jnp.where(jnp.isnan(density), -jnp.inf, density)
+
+        found: tuple[dict[str, Array], Array] = jax.lax.map(one, (drawn, rows, columns))
+        return found
+
+    return program
+
+
+def _gaussian(name: str, shape: tuple[int, ...], found: Moments) -> SitePosterior:
+    mean, variance = (np.asarray(x) for x in found)
+
+    def sample(rng_key: Array, num_samples: int) -> Array:
+        noise_of = jax.random.normal(rng_key, (num_samples, mean.size), mean.dtype)
+        drawn: Array = mean + np.sqrt(variance) * noise_of
+        return drawn.reshape(num_samples, *shape)
+
+    return SitePosterior(name, shape, lambda: mean, lambda: variance, lambda: jnp.diag(jnp.asarray(variance)), sample)
+
+
+def _check_same(name: str | None, fitted: Array, found: Array) -> None:
+    if fitted.shape != found.shape:
+        raise ValueError(
+            f"On the new arguments '{name}' has {found.size} elements, in the fit {fitted.size}: fit old and new "
+            "rows together."
+        )
