@@ -21,7 +21,7 @@ import numpy as np
 
 from numpyro_ext.infer import BilinearVG, fit_batches
 from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
-from numpyro_ext.infer.bilinear.algorithms.devices import Division, OneDevice, SeveralDevices
+from numpyro_ext.infer.bilinear.algorithms.schedules.devices import Division, OneDevice, SeveralDevices
 from numpyro_ext.models import poisson_factorization
 from numpyro_ext.potentials import PoissonExpPotential
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells

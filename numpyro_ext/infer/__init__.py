@@ -1,6 +1,6 @@
 """Inference engines: each reads a NumPyro model into a form and runs an algorithm made for it."""
 
-from .bilinear.analytic import AnalyticFactors, analytic_matrix_factorization
+from .bilinear.algorithms.analytic import AnalyticFactors, analytic_matrix_factorization
 from .bilinear.batches import fit_batches
 from .bilinear.engine import BilinearVG
 from .bilinear.grid_search import GridSearch, grid_search

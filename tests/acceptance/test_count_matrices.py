@@ -15,9 +15,9 @@ from numpyro.infer import MCMC, NUTS
 
 from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import BilinearVG
-from numpyro_ext.infer.bilinear.algorithms import loop
 from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
-from numpyro_ext.infer.bilinear.prediction import log_predictive_counts
+from numpyro_ext.infer.bilinear.algorithms.schedules import loop
+from numpyro_ext.infer.bilinear.marginals.prediction import log_predictive_counts
 from numpyro_ext.structure.bilinear.form import GaussianSide
 from tests.infer.bilinear_forms import REFERENCE, factorisation, synthetic_counts
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
-from numpyro_ext.infer.bilinear.algorithms.devices import Division, OneDevice, SeveralDevices
+from numpyro_ext.infer.bilinear.algorithms.schedules.devices import Division, OneDevice, SeveralDevices
 from tests.infer.bilinear_devices import NUM_COLUMNS, NUM_ROWS, make_counts
 from tests.infer.bilinear_forms import factorisation
 

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer.bilinear.algorithms import loop, steps
+from numpyro_ext.infer.bilinear.algorithms import steps
 from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
 from numpyro_ext.infer.bilinear.algorithms.cells import Block, make_view, sum_cells, sum_values
 from numpyro_ext.infer.bilinear.algorithms.gauge import gauge_residual, gauge_step
+from numpyro_ext.infer.bilinear.algorithms.schedules import loop
 from numpyro_ext.potentials import PoissonExpPotential
 from numpyro_ext.potentials.integrals.exponential_product import log_expected_exp_product
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells

@@ -20,7 +20,7 @@ from scipy import stats
 
 from numpyro_ext.infer import BilinearVG, expected_ranks, ranking_scores
 from numpyro_ext.infer.bilinear.algorithms.cells import Block
-from numpyro_ext.infer.bilinear.prediction import log_predictive_counts
+from numpyro_ext.infer.bilinear.marginals.prediction import log_predictive_counts
 from numpyro_ext.infer.front.files.archive import read_archive
 from numpyro_ext.infer.front.files.checkpoints import write_checkpoint
 from numpyro_ext.models import poisson_factorization

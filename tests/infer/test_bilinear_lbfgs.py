@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from numpyro_ext.infer import BilinearVG
-from numpyro_ext.infer.bilinear.algorithms import loop
 from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
 from numpyro_ext.infer.bilinear.algorithms.cells import Block
+from numpyro_ext.infer.bilinear.algorithms.schedules import loop
 from numpyro_ext.infer.bilinear.algorithms.steps import lbfgs_side
 from numpyro_ext.models import poisson_factorization
 from tests.infer.bilinear_forms import reference_problem

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.infer import BilinearVG
-from numpyro_ext.infer.bilinear.algorithms.devices import place_rows
+from numpyro_ext.infer.bilinear.algorithms.schedules.devices import place_rows
 from numpyro_ext.models import poisson_factorization
 from tests.infer.bilinear_devices import fits
 

@@ -11,10 +11,11 @@ import pytest
 from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import BilinearVG
-from numpyro_ext.infer.bilinear.algorithms import loop, steps
+from numpyro_ext.infer.bilinear.algorithms import steps
 from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
 from numpyro_ext.infer.bilinear.algorithms.background import listed_potential, rising_zero
 from numpyro_ext.infer.bilinear.algorithms.cells import Block, make_view, sum_cells, sum_values
+from numpyro_ext.infer.bilinear.algorithms.schedules import loop
 from numpyro_ext.potentials.base import Potential, potential
 from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
 from numpyro_ext.structure import ModelStructureError

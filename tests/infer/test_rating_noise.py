@@ -16,13 +16,13 @@ import scipy.stats
 
 from numpyro_ext.distributions import OrderedProbit
 from numpyro_ext.infer import BilinearEP
-from numpyro_ext.infer.bilinear.algorithms.cuts import level_probabilities, step_messages
 from numpyro_ext.infer.bilinear.algorithms.messages import Moments, as_message, mean_of, times
-from numpyro_ext.infer.bilinear.algorithms.variances import GammaMessage, matched_gamma
+from numpyro_ext.infer.bilinear.algorithms.ratings.cuts import level_probabilities, step_messages
+from numpyro_ext.infer.bilinear.algorithms.ratings.variances import GammaMessage, matched_gamma
 from numpyro_ext.infer.bilinear.noise_run import NoisyModel
 from numpyro_ext.models import heteroscedastic_ratings
 from numpyro_ext.structure import ModelStructureError, read_bilinear
-from numpyro_ext.structure.bilinear.scales import find_noise
+from numpyro_ext.structure.bilinear.noisy.scales import find_noise
 from tests.infer.rating_noise_reference import Ratings
 
 REFERENCE = Path(__file__).parents[1] / "reference"

@@ -9,7 +9,7 @@ from jax import Array
 from ...structure.bilinear.factors import Unlisted
 from ..front.engine import BaseEngine
 from ..front.run import ask
-from .pairs import CensoredShares
+from .marginals.pairs import CensoredShares
 from .run import BilinearRun
 
 __all__ = ["BilinearAnswers"]

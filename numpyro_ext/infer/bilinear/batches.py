@@ -23,7 +23,7 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms import steps
 from .algorithms import sweeps as core
 from .algorithms.cells import Block, Side
-from .algorithms.visits import (
+from .algorithms.schedules.visits import (
     BatchStore,
     SharedVectors,
     Visited,

@@ -28,7 +28,7 @@ from .algorithms.selection import SelectionRule
 from .answers import BilinearAnswers
 from .closed import MAX_CELLS, ClosedChoice, has_closed_rule
 from .families import Covariance, check_coupled, named_by_component, side_families
-from .pairs import state_at
+from .marginals.pairs import state_at
 from .programs import CHUNK, BilinearPrograms, Solver, bilinear_programs, explain, parts, with_parts
 from .run import BilinearRun
 

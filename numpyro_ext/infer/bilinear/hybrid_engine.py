@@ -26,9 +26,9 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms import hybrid
 from .algorithms import sweeps as core
 from .algorithms.incidence import step_sizes
-from .algorithms.loop import SolveInfo
 from .algorithms.messages import next_damping
-from .algorithms.variances import Rule
+from .algorithms.ratings.variances import Rule
+from .algorithms.schedules.loop import SolveInfo
 from .answers import BilinearAnswers
 from .noise_run import NoiseRun, NoisyModel
 from .programs import BilinearPrograms, bilinear_programs, explain

@@ -16,9 +16,9 @@ from scipy.special import gammainccinv, gammaincinv
 from ...compilation.quick_jit import quick_jit
 from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.form import Bilinear
-from ...structure.bilinear.noisy_form import NoisyBilinear
+from ...structure.bilinear.noisy.form import NoisyBilinear
+from ...structure.bilinear.noisy.scales import find_noise
 from ...structure.bilinear.reading import BilinearReading
-from ...structure.bilinear.scales import find_noise
 from ...structure.errors import ModelStructureError
 from ..front.answers.draws import Draws, draw_inside_support, with_hyper
 from ..front.answers.ranking import expected_ranks
@@ -27,15 +27,16 @@ from ..front.options import check_at_least, check_one_of
 from ..front.results import LogEvidence
 from ..front.running.iterations import StepInfo
 from ..hyper.space import UnconstrainedSpace
-from .algorithms import cuts as cut_points
-from .algorithms import hybrid, noise
+from .algorithms import hybrid
 from .algorithms import sweeps as core
 from .algorithms.cells import Block
 from .algorithms.incidence import step_sizes
-from .algorithms.loop import SolveInfo
 from .algorithms.messages import Moments
-from .algorithms.variances import GammaMessage, Rule, gamma_of
-from .prediction import draw_predictors
+from .algorithms.ratings import cuts as cut_points
+from .algorithms.ratings import noise
+from .algorithms.ratings.variances import GammaMessage, Rule, gamma_of
+from .algorithms.schedules.loop import SolveInfo
+from .marginals.prediction import draw_predictors
 from .programs import BilinearPrograms
 from .run import BilinearRun
 

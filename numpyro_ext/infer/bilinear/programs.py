@@ -21,10 +21,10 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms import steps
 from .algorithms import sweeps as core
 from .algorithms.cells import Block, View
-from .algorithms.devices import Division, OneDevice, Prepared, SeveralDevices
 from .algorithms.incidence import CoupledBlock, SideBlock, draw_side, step_sizes, touched
-from .algorithms.loop import fit_side, iterate
 from .algorithms.quadratic import ClosedUpdates, Options, fold_closed, with_side
+from .algorithms.schedules.devices import Division, OneDevice, Prepared, SeveralDevices
+from .algorithms.schedules.loop import fit_side, iterate
 from .algorithms.selection import draw_shares
 from .closed import ClosedChoice
 

@@ -28,10 +28,10 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms import sweeps as core
 from .algorithms.cells import Block
 from .algorithms.incidence import SideBlock
-from .common_unknowns import GaussianMarginal, absorb_common, append_common
-from .pairs import share_posteriors
-from .places import site_places
-from .prediction import draw_predictors, expected_means, log_predictive_counts
+from .marginals.common_unknowns import GaussianMarginal, absorb_common, append_common
+from .marginals.pairs import share_posteriors
+from .marginals.places import site_places
+from .marginals.prediction import draw_predictors, expected_means, log_predictive_counts
 from .programs import BilinearPrograms
 
 __all__ = ["BilinearRun"]

@@ -17,7 +17,7 @@ from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees, classify
 from ..program.program import Program
 from .factors import TAKEN, check_factor
-from .layouts import self_product, shared_block
+from .vectors.layouts import self_product, shared_block
 
 __all__ = ["recognise_cells"]
 

@@ -12,8 +12,8 @@ from jax import Array
 from ...linalg.cholesky import cholesky, cholesky_inverse
 from ...linalg.gaussian.prior import DiagonalPrior, PrecisionPrior
 from .form import CoupledSide, GaussianSide
-from .incidence import Roots
-from .lookups import Combinations
+from .vectors.incidence import Roots
+from .vectors.lookups import Combinations
 
 __all__ = ["coupled_side", "gaussian_side"]
 

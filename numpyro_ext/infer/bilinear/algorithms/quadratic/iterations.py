@@ -11,8 +11,8 @@ from jax import Array, lax
 from .....structure.bilinear.form import Bilinear
 from .. import sweeps as core
 from ..cells import Side
-from ..devices import OneDevice, Prepared
 from ..incidence import SideBlock
+from ..schedules.devices import OneDevice, Prepared
 from ..steps import divergence
 from . import sweep as closed
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...linalg.padding import rounded_up
-from .background import Background
+from ....linalg.padding import rounded_up
+from ..background import Background
 
 __all__ = ["Combinations", "Lookups", "filled_up"]
 

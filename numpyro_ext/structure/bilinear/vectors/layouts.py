@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..conflict import Conflict
-from ..errors import ModelStructureError
-from ..program.degrees import Degree, Degrees, classify
-from ..program.dependence import dependence
-from ..program.patterns import DenseDependence
-from ..program.program import Atom, Program
+from ...conflict import Conflict
+from ...errors import ModelStructureError
+from ...program.degrees import Degree, Degrees, classify
+from ...program.dependence import dependence
+from ...program.patterns import DenseDependence
+from ...program.program import Atom, Program
 from .places import Predictor, axis_of_vectors, places_along, same_places, union_of_places
 
 __all__ = [

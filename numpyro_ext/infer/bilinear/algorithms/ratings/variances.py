@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ....structure.bilinear.noisy_form import NoisyBilinear, Scale
-from .messages import Moments
+from .....structure.bilinear.noisy.form import NoisyBilinear, Scale
+from ..messages import Moments
 
 __all__ = ["GammaMessage", "Rule", "gamma_of", "matched_gamma", "updated_gammas"]
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ...potentials.base import Potential
-from ...potentials.base import potential as make_potential
-from ...structure.bilinear.form import Bilinear
-from .algorithms.cells import Side, cell_expectations, cell_values, conditional_moments
-from .algorithms.incidence import SideBlock, draw_side, touched
+from ....potentials.base import Potential
+from ....potentials.base import potential as make_potential
+from ....structure.bilinear.form import Bilinear
+from ..algorithms.cells import Side, cell_expectations, cell_values, conditional_moments
+from ..algorithms.incidence import SideBlock, draw_side, touched
 
 __all__ = ["draw_predictors", "expected_means", "log_predictive_counts"]
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ....structure.bilinear.noisy_form import SideHyper
-from .messages import Message, Moments
+from .....structure.bilinear.noisy.form import SideHyper
+from ..messages import Message, Moments
 from .variances import GammaMessage
 
 __all__ = ["SidePosterior", "prior_at_points", "prior_message", "side_start", "updated_side"]

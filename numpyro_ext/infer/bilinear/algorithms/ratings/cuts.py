@@ -10,9 +10,9 @@ from jax import Array, lax
 from jax.scipy.special import log_ndtr, ndtr
 from jax.typing import ArrayLike
 
-from ....potentials.integrals.normal_interval import normal_interval
-from ....structure.bilinear.noisy_form import Cuts, NoisyBilinear
-from .messages import Message, Moments, as_message, damped, divided, mean_of, nothing, times
+from .....potentials.integrals.normal_interval import normal_interval
+from .....structure.bilinear.noisy.form import Cuts, NoisyBilinear
+from ..messages import Message, Moments, as_message, damped, divided, mean_of, nothing, times
 
 __all__ = [
     "CutState",

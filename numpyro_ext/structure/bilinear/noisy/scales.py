@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...compilation.quick_jit import quick_jit
-from ...potentials.families.ordinal import CumulativeProbitPotential
-from ..errors import ModelStructureError
-from .form import Bilinear, GaussianSide
-from .noisy_form import Cuts, NoiseSites, NoisyBilinear, Scale, SideHyper
-from .reading import BilinearReading
+from ....compilation.quick_jit import quick_jit
+from ....potentials.families.ordinal import CumulativeProbitPotential
+from ...errors import ModelStructureError
+from ..form import Bilinear, GaussianSide
+from ..reading import BilinearReading
+from .form import Cuts, NoiseSites, NoisyBilinear, Scale, SideHyper
 
 __all__ = ["find_noise"]
 

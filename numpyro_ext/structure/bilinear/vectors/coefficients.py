@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..errors import ModelStructureError
-from ..model.hyper_site import HyperSite
+from ...errors import ModelStructureError
+from ...model.hyper_site import HyperSite
 
 __all__ = [
     "Design",

@@ -17,12 +17,12 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ....linalg.padding import places_within
-from ....structure.bilinear.form import Bilinear, GaussianSide, Side
-from . import steps
-from . import sweeps as core
-from .cells import Block
-from .incidence import SideBlock, touched
+from .....linalg.padding import places_within
+from .....structure.bilinear.form import Bilinear, GaussianSide, Side
+from .. import steps
+from .. import sweeps as core
+from ..cells import Block
+from ..incidence import SideBlock, touched
 
 __all__ = ["Division", "OneDevice", "Prepared", "RowPlaces", "SeveralDevices", "place_rows"]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jax import Array
 
-from .form import Bilinear
+from ..form import Bilinear
 
 __all__ = ["Cuts", "NoiseSites", "NoisyBilinear", "Scale", "SideHyper"]
 

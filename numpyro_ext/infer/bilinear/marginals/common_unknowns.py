@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...linalg.cholesky import cholesky
-from ...structure.bilinear.form import Bilinear, GaussianSide
-from .algorithms.cells import Block, Side
-from .algorithms.incidence import SideBlock
+from ....linalg.cholesky import cholesky
+from ....structure.bilinear.form import Bilinear, GaussianSide
+from ..algorithms.cells import Block, Side
+from ..algorithms.incidence import SideBlock
 
 __all__ = ["GaussianMarginal", "absorb_common", "append_common"]
 

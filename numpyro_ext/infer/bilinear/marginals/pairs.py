@@ -11,12 +11,12 @@ import numpy as np
 import scipy.special
 from jax import Array
 
-from ...structure.bilinear.form import Bilinear, Side
-from ...structure.bilinear.reading import BilinearReading
-from ..front.answers.sites import SitePosterior
-from .algorithms import sweeps as core
-from .algorithms.cells import Block
-from .algorithms.selection import Censored, Selected
+from ....structure.bilinear.form import Bilinear, Side
+from ....structure.bilinear.reading import BilinearReading
+from ...front.answers.sites import SitePosterior
+from ..algorithms import sweeps as core
+from ..algorithms.cells import Block
+from ..algorithms.selection import Censored, Selected
 from .places import site_places
 
 __all__ = ["CensoredShares", "DirichletPosterior", "share_posteriors", "state_at"]

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...compilation.quick_jit import quick_jit
-from ...compilation.recent import Recent
-from ...linalg.gaussian.prior import DiagonalPrior
-from ..errors import ModelStructureError
+from ....compilation.quick_jit import quick_jit
+from ....compilation.recent import Recent
+from ....linalg.gaussian.prior import DiagonalPrior
+from ...errors import ModelStructureError
 from .coefficients import Probe, Vectors, random_probe
 from .lookups import Combinations, filled_up
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..program.dependence import dependence
-from ..program.patterns import DenseDependence, deduplicate, merge, same_width
-from ..program.program import Program
+from ...program.dependence import dependence
+from ...program.patterns import DenseDependence, deduplicate, merge, same_width
+from ...program.program import Program
 
 __all__ = ["Predictor", "axis_of_vectors", "places_along", "same_places", "union_of_places"]
 

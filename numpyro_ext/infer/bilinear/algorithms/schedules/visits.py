@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ....linalg.cholesky import cholesky, cholesky_solve
-from ....linalg.padding import rounded_up
-from ....structure.bilinear.form import Bilinear, GaussianSide
-from . import steps
-from . import sweeps as core
-from .cells import Block, Side, View, sum_cells
+from .....linalg.cholesky import cholesky, cholesky_solve
+from .....linalg.padding import rounded_up
+from .....structure.bilinear.form import Bilinear, GaussianSide
+from .. import steps
+from .. import sweeps as core
+from ..cells import Block, Side, View, sum_cells
 from .loop import fit_side
 
 __all__ = [

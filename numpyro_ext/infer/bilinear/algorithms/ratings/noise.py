@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ....potentials.families.ordinal import CumulativeProbitPotential
-from ....structure.bilinear.form import Bilinear, GaussianSide
-from ....structure.bilinear.noisy_form import NoisyBilinear
+from .....potentials.families.ordinal import CumulativeProbitPotential
+from .....structure.bilinear.form import Bilinear, GaussianSide
+from .....structure.bilinear.noisy.form import NoisyBilinear
+from .. import hybrid
+from ..messages import Message, Moments, as_message, damped, divided, mean_of, next_damping, nothing, times
 from . import cuts as cut_points
-from . import hybrid
 from .cuts import CutState
-from .messages import Message, Moments, as_message, damped, divided, mean_of, next_damping, nothing, times
 from .side_hyper import SidePosterior, prior_at_points, prior_message, side_start, updated_side
 from .variances import GammaMessage, Rule, gamma_of, updated_gammas
 

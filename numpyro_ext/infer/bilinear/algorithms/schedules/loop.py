@@ -2,7 +2,7 @@
 
 >>> import jax, jax.numpy as jnp
 >>> from numpyro_ext.infer.bilinear.algorithms import sweeps
->>> from numpyro_ext.infer.bilinear.algorithms.loop import solve
+>>> from numpyro_ext.infer.bilinear.algorithms.schedules.loop import solve
 >>> from numpyro_ext.potentials import PoissonExpPotential
 >>> from numpyro_ext.structure.bilinear import Bilinear, GaussianSide
 >>> zero, one = jnp.zeros((1, 1)), jnp.ones((1, 1))
@@ -27,10 +27,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ....structure.bilinear import Bilinear, GaussianSide
-from . import steps
-from . import sweeps as core
-from .cells import Block, View
+from .....structure.bilinear import Bilinear, GaussianSide
+from .. import steps
+from .. import sweeps as core
+from ..cells import Block, View
 from .devices import OneDevice, Prepared
 
 __all__ = ["SolveInfo", "fit_side", "iterate", "solve"]

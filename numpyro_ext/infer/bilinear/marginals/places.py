@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...structure.bilinear.form import CoupledSide, Side
-from ...structure.bilinear.reading import BilinearReading
-from .algorithms.incidence import CoupledBlock, SideBlock, coupled_moments, draw_side, draws_of_side
+from ....structure.bilinear.form import CoupledSide, Side
+from ....structure.bilinear.reading import BilinearReading
+from ..algorithms.incidence import CoupledBlock, SideBlock, coupled_moments, draw_side, draws_of_side
 
 __all__ = ["SitePlaces", "site_places"]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..front.options import check_positive
+from ...front.options import check_positive
 
 __all__ = ["AnalyticFactors", "analytic_matrix_factorization"]
 

@@ -1,0 +1,1 @@
+"""Marginals and predictions at the end of a bilinear fit."""
