@@ -290,7 +290,7 @@ class EventSplit(Shown):
 
     @cached_property
     def is_test(self) -> np.ndarray:
-        """Whether each event of ``whole`` belongs to the test, shape ``(total,)``."""
+        """True for each event of ``whole`` that belongs to the test, shape ``(total,)``."""
         found: np.ndarray = self.whole.positions >= self.history.lengths[self.whole.users]
         return found
 

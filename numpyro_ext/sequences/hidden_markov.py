@@ -29,7 +29,7 @@ class HiddenMarkovFit(NamedTuple):
     objective: np.ndarray
     """Log likelihood before each iteration and at the end, with the log density of the prior of a pseudo-count."""
     converged: bool
-    """Whether the objective rose by less than the tolerance per event in the last iteration."""
+    """True if the objective rose by less than the tolerance per event in the last iteration."""
 
     def distribution(self, num_steps: int, lengths: ArrayLike | None = None) -> HiddenMarkov:
         """The chain as a distribution of sequences.

@@ -1,4 +1,4 @@
-"""What predicts the next event: three questions that counts, mixtures, factorisations and networks answer."""
+"""Protocol of predictors of the next event, which counts, mixtures, factorisations and networks follow."""
 
 from __future__ import annotations
 

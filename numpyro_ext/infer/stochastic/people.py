@@ -44,7 +44,7 @@ class Person(Shown):
     log_evidence: float
     """Laplace's approximation of the log probability of the history."""
     converged: bool
-    """Whether the search for the mode ended at a zero of the gradient."""
+    """True if the search for the mode ended at a zero of the gradient."""
     num_dropped: int
     """Events that were left out because the fit has not seen their items."""
     predict: Callable[[Array], Array]

@@ -82,7 +82,7 @@ class Program:
     sites: LocalSites
     """Local parameters, after :meth:`init`."""
     can_be_kept: bool = True
-    """Whether equal settings may share the programs."""
+    """True if equal settings may share the programs."""
 
     def __init__(
         self,
