@@ -30,22 +30,26 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "GRU, deviations by user, width 32": {"cell": "gru", "personal": "deviation", "width": 32},
     "GRU, 8 numbers a user, width 64": {"cell": "gru", "personal": "low-rank", "width": 64, "rank": 8},
 }
-NUM_EPOCHS, PATIENCE = 25, 3
+NUM_EPOCHS, PATIENCE = 40, 6
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1)
-    num_seeds = parser.parse_args().seeds
+    parser.add_argument("--only", default="", help="part of the names of the networks to run")
+    options_given = parser.parse_args()
+    num_seeds = options_given.seeds
     split = divided(load_wikipedia_edits())
     counts = {"2-gram": Bigram(0.01), "five counts mixed": PersonalMixture()}
     rows = []
     for name, options in NETWORKS.items():
+        if options_given.only not in name:
+            continue
         for seed in range(num_seeds):
             is_latent = options["personal"] in ("deviation", "low-rank")
             engine = ChunkedSVI(
                 collaborative_rnn,
-                AutoNormal(collaborative_rnn, init_scale=0.01) if is_latent else None,
+                AutoNormal(collaborative_rnn, init_scale=0.1) if is_latent else None,
                 optim=optax.rmsprop(0.0075, decay=0.997),
                 plate="users",
                 batch_size=20,

@@ -456,6 +456,8 @@ def test_optimisers_and_options_that_cannot_work_are_refused(engine):
         run(chain_engine(optim=optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))))
     with pytest.raises(TypeError, match="optax optimiser"):
         ChunkedSVI(regression, optim=numpyro.optim.Adam(0.1), plate="rows", batch_size=2)
+    with pytest.raises(TypeError, match="cannot be called within jax.jit"):
+        jax.jit(lambda y: engine.run(random.key(0), y, num_epochs=1).params)(np.zeros(4))
     with pytest.raises(ValueError, match="batch_size is a positive integer"):
         ChunkedSVI(regression, optim=optax.sgd(0.1), plate="rows", batch_size=2.5)
     with pytest.raises(ValueError, match="one particle"):

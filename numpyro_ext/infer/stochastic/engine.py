@@ -141,9 +141,15 @@ class ChunkedSVI:
         :param float checkpoint_minutes: minutes between two writes; it is written at the end as well.
         :param kwargs: further arguments of the model.
         :return: the fit.
+        :raises TypeError: within a transformation of JAX.
         :raises ValueError: if the data or the state do not fit the model, or a parameter cannot be taken by rows; the
             message says what to write.
         """
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((rng_key, data, kwargs))):
+            raise TypeError(
+                "ChunkedSVI.run is a loop over batches in Python, so it cannot be called within jax.jit, vmap or grad, "
+                "where data have no values."
+            )
         for name, value in (("num_epochs", num_epochs), ("patience", patience)):
             if not (_is_count(value) or (value is None and name == "patience")):
                 raise ValueError(f"ChunkedSVI.run: {name} is a positive integer; got {value!r}.")
