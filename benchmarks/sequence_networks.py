@@ -1,7 +1,7 @@
 """Recurrent networks beside counts, on edits of Wikipedia: errors alone, and what each adds to a mixture of counts.
 
 ``python -m benchmarks.sequence_networks`` writes ``results/<date>-sequence-networks.md``; ``--seeds`` says how many
-keys are tried. Data are below ``NUMPYRO_EXT_DATA``.
+keys are tried of networks without latent parts. Data are below ``NUMPYRO_EXT_DATA``.
 """
 
 from __future__ import annotations
@@ -30,23 +30,19 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "GRU, deviations by user, width 32": {"cell": "gru", "personal": "deviation", "width": 32},
     "GRU, 8 numbers a user, width 64": {"cell": "gru", "personal": "low-rank", "width": 64, "rank": 8},
 }
-NUM_EPOCHS, PATIENCE = 40, 6
+NUM_EPOCHS, PATIENCE = 25, 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--only", default="", help="part of the names of the networks to run")
-    options_given = parser.parse_args()
-    num_seeds = options_given.seeds
+    parser.add_argument("--seeds", type=int, default=3)
+    num_seeds = parser.parse_args().seeds
     split = divided(load_wikipedia_edits())
     counts = {"2-gram": Bigram(0.01), "five counts mixed": PersonalMixture()}
     rows = []
     for name, options in NETWORKS.items():
-        if options_given.only not in name:
-            continue
-        for seed in range(num_seeds):
-            is_latent = options["personal"] in ("deviation", "low-rank")
+        is_latent = options["personal"] in ("deviation", "low-rank")
+        for seed in range(1 if is_latent else num_seeds):
             engine = ChunkedSVI(
                 collaborative_rnn,
                 AutoNormal(collaborative_rnn, init_scale=0.1) if is_latent else None,
@@ -83,6 +79,11 @@ def main() -> None:
         "| weight at histories below 10, 30, 100 and more | training, CPU-seconds |",
         "|---|---|---|---|---|---|---|",
         *rows,
+        "",
+        "Wanted of a network alone: pooled at most 3.85, by user 4.10, deviations 3.70; of the change: at most -0.09.",
+        "What is not met: one key of the pooled network, whose first steps lose it; all networks by user, which learn",
+        "81 events of each by heart; and latent personal parts, which mean-field normal guides do not train at these",
+        "rates.",
     ]
     write_report("sequence-networks", lines, "sequence_networks")
 
