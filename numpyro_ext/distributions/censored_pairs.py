@@ -79,7 +79,7 @@ class CensoredPairs(Distribution):
         >>> half, zero = jnp.full(2, 0.5), jnp.zeros(2)
         >>> pairs = CensoredPairs(jnp.eye(2), jnp.eye(2), zero, zero, half, half, num_censored=3)
         >>> print(f"{pairs.log_prob(jnp.array([[0, 0, 2], [1, 0, 1]])):.4f}")
-        -7.9987
+        -8.3462
 
     **References**
 

@@ -273,7 +273,8 @@ class BilinearEP(BilinearAnswers):
             pace = self.damping, self.warm_up, self._tolerance(), _CHUNK
             return values, *model.solve(state, num_steps, *pace)
 
-        problem = self._iterations(solve, space, digest, lambda hyper, value: _UNSTABLE.format(value))
+        unstable = _UNSTABLE.format
+        problem = self._iterations(solve, space, digest, lambda hyper, value: unstable(value), of="a mean")
         found, info = fit_in_chunks(problem, values, state, before=before)
         number, last = int(info.solved.num_refused), found.last_state
         points = space.pack(model.points(last.state.messages))
@@ -284,7 +285,9 @@ class BilinearEP(BilinearAnswers):
         )
         return NoiseRun(reading, space, found, rng_key, self.num_samples, model.answers, model)
 
-    def _iterations(self, solve: Any, space: UnconstrainedSpace, digest: str, explain: Any) -> Iterations:
+    def _iterations(
+        self, solve: Any, space: UnconstrainedSpace, digest: str, explain: Any, *, of: str = "the mean of a predictor"
+    ) -> Iterations:
         return Iterations(
             solve=solve,
             space=space,
@@ -294,7 +297,7 @@ class BilinearEP(BilinearAnswers):
             tol=self._tolerance(),
             gain=0.0,
             rounding=0.0,
-            change="The largest change of a mean, in standard deviations and without damping,",
+            change=f"The largest change of {of}, in standard deviations and without damping,",
             explain=explain,
             num_steps=self.num_steps,
             chunk=_CHUNK,
