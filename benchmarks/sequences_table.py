@@ -31,7 +31,7 @@ from .results_table import write_report
 
 
 def predictors() -> dict[str, SequencePredictor]:
-    """What is compared, by its name in the table."""
+    """Predictors that are compared, by their names in the table."""
     parts: list[SequencePredictor] = [RepeatLast(1.0), OwnFrequencies(0.0), OwnBigram(0.0), KneserNey(0.01)]
     return {
         "uniform": Uniform(),

@@ -14,7 +14,7 @@ from .predictor import SequencePredictor, all_events, best_by_validation
 __all__ = ["Bigram", "KneserNey", "OwnBigram", "OwnFrequencies", "RepeatLast", "Uniform", "Unigram"]
 
 EPS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""What is added to counts: the values to choose from by validation."""
+"""Numbers added to counts, from which validation chooses."""
 
 
 @dataclass(eq=False)

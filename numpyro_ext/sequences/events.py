@@ -42,7 +42,7 @@ class EventSequences(Shown):
     user_labels: np.ndarray
     """Name of each user, shape ``(users,)``."""
     notes: tuple[str, ...] = ()
-    """What was found in the data, and which rule took what."""
+    """Findings in the data, and what each rule took away."""
 
     def __post_init__(self) -> None:
         for name in ("items", "lengths"):
@@ -276,7 +276,7 @@ class EventSplit(Shown):
     validation: EventSequences
     test: EventSequences
     notes: tuple[str, ...] = ()
-    """Which rule took what."""
+    """Number of users and events that each rule took away."""
 
     @cached_property
     def history(self) -> EventSequences:

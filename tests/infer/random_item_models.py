@@ -28,7 +28,7 @@ class RandomModel(NamedTuple):
     num_traits: int
 
     def sums(self, hyper: dict[str, Any]) -> Sums:
-        """What long grids say at given parameters of items, constrained, by the names of their sites."""
+        """Sums over long grids at given parameters of items, constrained, by the names of their sites."""
         return _sums(self, {name: np.asarray(value) for name, value in hyper.items()})
 
 
@@ -36,7 +36,7 @@ class Sums(NamedTuple):
     """Density of the traits of people on a grid."""
 
     log_evidence: np.ndarray
-    """Of each person."""
+    """Log evidence of each person."""
     axis: np.ndarray
     """Distances of the nodes from the mean of each person, in standard deviations of the prior."""
     mean: np.ndarray

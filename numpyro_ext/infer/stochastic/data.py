@@ -62,7 +62,7 @@ class Sequences(NamedTuple):
     """Sequences of events in chunks."""
 
     events: Events
-    """What is trained on."""
+    """Training events, on the device."""
     chunk: int
     num_items: int
     validation: tuple[Events, np.ndarray] | None

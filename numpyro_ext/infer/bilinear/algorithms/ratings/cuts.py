@@ -34,7 +34,7 @@ class StepMessages(NamedTuple):
     log_z: Array
     """Log probability of the order that was seen."""
     first: Message
-    """What the comparison says of the first number."""
+    """Message of the comparison to the first number."""
     second: Message
 
 
