@@ -273,8 +273,10 @@ class BilinearEP(BilinearAnswers):
             pace = self.damping, self.warm_up, self._tolerance(), _CHUNK
             return values, *model.solve(state, num_steps, *pace)
 
-        unstable = _UNSTABLE.format
-        problem = self._iterations(solve, space, digest, lambda hyper, value: unstable(value), of="a mean")
+        def explain_unstable(_: Any, value: float) -> str:
+            return _UNSTABLE.format(value)
+
+        problem = self._iterations(solve, space, digest, explain_unstable, of="a mean")
         found, info = fit_in_chunks(problem, values, state, before=before)
         number, last = int(info.solved.num_refused), found.last_state
         points = space.pack(model.points(last.state.messages))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -24,7 +24,6 @@ from ..front.answers.draws import Draws, draw_inside_support, with_hyper
 from ..front.answers.ranking import expected_ranks
 from ..front.answers.sites import PointPosterior, SitePosterior
 from ..front.options import check_at_least, check_one_of
-from ..front.results import LogEvidence
 from ..front.running.iterations import StepInfo
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import hybrid
@@ -193,10 +192,6 @@ class NoiseRun(BilinearRun):
     def points(self) -> tuple[str, ...]:
         return ()
 
-    @property
-    def log_evidence(self) -> LogEvidence:
-        return LogEvidence(self.fit.log_evidence, False, "optimum")
-
     @cached_property
     def hyper_posterior(self) -> Mapping[str, SitePosterior]:
         out: dict[str, SitePosterior] = {n: PointPosterior(n, v) for n, v in self.fit.hyper.items()}
@@ -217,7 +212,6 @@ class NoiseRun(BilinearRun):
         number = self.num_samples if num_samples is None else num_samples
         reading, fixed, names = self.reading, self.fit.hyper, self.space.names
         rows, columns = self.blocks
-        program = quick_jit(_draw_program(reading))
 
         def draw(key: Array) -> Draws:
             keys = jax.random.split(key, len(names) + 2)
@@ -227,10 +221,15 @@ class NoiseRun(BilinearRun):
                 for block, k in zip((rows, columns), keys[-2:], strict=True)
             ]
             held = {n: v for n, v in fixed.items() if n not in drawn}
-            return Draws(*program(reading.data, held, drawn, *vectors))
+            return Draws(*self._draw_program(reading.data, held, drawn, *vectors))
 
         found = draw_inside_support(draw, rng_key)
         return with_hyper(found.sites, fixed, reading.observed_names, number), found.log_density
+
+    @cached_property
+    def _draw_program(self) -> Callable[..., Any]:
+        # Of the run, so that further draws compile nothing.
+        return quick_jit(_draw_program(self.reading))
 
     def _on(self, reading: BilinearReading) -> NoisyModel:
         space = UnconstrainedSpace(reading.hyper, self.space.fixed)
@@ -282,18 +281,13 @@ class NoiseRun(BilinearRun):
         """
         check_one_of(Literal["gaussian", "draws"], method=method)
         check_at_least(1, num_samples=num_samples)
-        own, is_held_out = self.reading, not args and not kwargs
-        if is_held_out:
-            args, kwargs = own.args, dict(own.kwargs)
-            if own.uses_all_cells:
-                return {n: jnp.zeros(shape) for n, shape in zip(own.factor_names, own.factor_shapes, strict=True)}
-        reading, _ = self._read_cells(args, kwargs, is_held_out=is_held_out)
-        form, probabilities = self.level_probabilities(reading, num_samples if method == "draws" else 0)
-        label = jnp.clip(form.label, 0, probabilities.shape[-1] - 1)[:, None]
-        values = jnp.log(jnp.take_along_axis(probabilities, label, 1)[:, 0])
-        has_value = zip(reading.factor_names, reading.cells, strict=True)
-        known = np.concatenate([reading.has_value(name).reshape(-1)[cells] for name, cells in has_value])
-        return self._by_site(reading, jnp.where(known, values, 0.0))
+
+        def score(reading: BilinearReading, _: Bilinear) -> Array:
+            form, probabilities = self.level_probabilities(reading, num_samples if method == "draws" else 0)
+            label = jnp.clip(form.label, 0, probabilities.shape[-1] - 1)[:, None]
+            return jnp.log(jnp.take_along_axis(probabilities, label, 1)[:, 0])
+
+        return self._scores(score, args, kwargs)
 
     def predictive_mean(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Posterior mean of the level of each cell, counted from zero, by the closed form of :meth:`log_predictive`.

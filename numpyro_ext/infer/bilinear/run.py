@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NoReturn
@@ -236,17 +236,27 @@ class BilinearRun(FinishedRun):
         :raises ValueError: if there are other vectors on these arguments.
         """
         self._refuse_censored("a probability of a pair is one among all pairs: score held-out pairs by ranking_quality")
+
+        def score(reading: BilinearReading, form: Bilinear) -> Array:
+            key = jax.random.fold_in(self.rng_key, 2)
+            found: Array = log_predictive_counts(form, *self.cell_blocks(), key, num_samples=num_samples)
+            return found
+
+        return self._scores(score, args, kwargs)
+
+    def _scores(
+        self, score: Callable[[BilinearReading, Bilinear], Array], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Array]:
+        """Scores of the masked observations of the fit, or of all at these arguments; zero where there is no value."""
         own, is_held_out = self.reading, not args and not kwargs
         if is_held_out:
             args, kwargs = own.args, dict(own.kwargs)
             if own.uses_all_cells:
                 return {n: jnp.zeros(shape) for n, shape in zip(own.factor_names, own.factor_shapes, strict=True)}
         reading, form = self._read_cells(args, kwargs, is_held_out=is_held_out)
-        key = jax.random.fold_in(self.rng_key, 2)
-        values = log_predictive_counts(form, *self.cell_blocks(), key, num_samples=num_samples)
         has_value = zip(reading.factor_names, reading.cells, strict=True)
         known = np.concatenate([reading.has_value(name).reshape(-1)[cells] for name, cells in has_value])
-        return self._by_site(reading, jnp.where(known, values, 0.0))
+        return self._by_site(reading, jnp.where(known, score(reading, form), 0.0))
 
     def predictive_mean(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Posterior mean of rates or probabilities, without draws; ``inf``, with a warning, where there is none.
