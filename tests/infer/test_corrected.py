@@ -10,7 +10,9 @@ from scipy.special import logsumexp
 from scipy.stats import halfnorm, norm, poisson
 
 from numpyro_ext.infer import EP
-from numpyro_ext.infer.gaussian.algorithms.cumulants import tilted_cumulants
+from numpyro_ext.infer.front.results import LogEvidence
+from numpyro_ext.infer.gaussian.algorithms.cumulants import Correction, tilted_cumulants
+from numpyro_ext.infer.gaussian.answers.corrected import corrected
 from numpyro_ext.potentials import (
     LogitPotential,
     PoissonExpPotential,
@@ -152,3 +154,9 @@ def test_what_cannot_be_corrected_is_refused():
         unfinished = run(model, y, num_steps=1)
     with pytest.raises(RuntimeError, match="fixed point of EP"):
         unfinished.corrected()
+
+
+def test_a_corrected_evidence_has_the_constant_of_flat_priors_too():
+    evidence = LogEvidence(-1.5, hyperparameters="integrated", flat_sites=("level",))
+    found = corrected(evidence, np.ones(1), [Correction(jnp.asarray(0.25), {})]).log_evidence
+    assert found == -1.25 and "up to a constant (flat prior of 'level')" in repr(found)

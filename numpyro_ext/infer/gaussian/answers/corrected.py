@@ -79,5 +79,6 @@ def corrected(log_evidence: LogEvidence, weights: np.ndarray, parts: list[Correc
             f"The correction of the log evidence by {change:+.2g} is too large for an expansion that ends at second "
             "order: neither value is to be relied on. annealed_importance_sampling(model, ...) finds the log evidence."
         )
-    value = LogEvidence(log_evidence + change, False, log_evidence.hyperparameters)
+    kind, flat = log_evidence.hyperparameters, log_evidence.flat_sites
+    value = LogEvidence(log_evidence + change, False, kind, flat_sites=flat)
     return Corrected(value, change, mean)
