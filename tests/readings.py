@@ -5,9 +5,10 @@ from typing import Any
 
 def forget_readings() -> None:
     """Read models as if none had been read before."""
-    from numpyro_ext.structure.latent_gaussian import read
+    from numpyro_ext.compilation.store import clear
+    from numpyro_ext.structure.latent_gaussian.read import LastReading
 
-    read._KEPT.clear()
+    clear(LastReading)
 
 
 def with_fit_costs(engine: Any, **costs: int) -> Any:

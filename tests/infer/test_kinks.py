@@ -8,7 +8,6 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, LaplaceApproximation
-from numpyro_ext.infer.gaussian.fitting.forms import compiled_form
 from numpyro_ext.infer.gaussian.fitting.kinks import slope_jumps
 
 KEY = jax.random.key(0)
@@ -47,7 +46,7 @@ LOSSES = [
 @pytest.mark.parametrize("loss, expected", LOSSES)
 def test_jumps_of_the_slope_are_told_from_steep_smooth_changes(loss, expected):
     reading = LaplaceApproximation(regression(loss))._read(KEY, (), {})
-    found = np.asarray(slope_jumps(compiled_form(reading, {}), 0))
+    found = np.asarray(slope_jumps(reading.compiled_form({}), 0))
     if expected is None:  # a jump of two among changes of eight prior deviations of the predictor
         scale = 5.0 * np.sqrt(1.0 + X**2)
         expected = 2.0 / (2.0 + 8.0 * scale)

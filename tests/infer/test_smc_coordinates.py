@@ -12,6 +12,7 @@ from numpyro.contrib.control_flow import scan
 from numpyro.infer.util import log_density
 from scipy.stats import multivariate_normal
 
+from numpyro_ext.compilation.store import clear
 from numpyro_ext.infer import SMC
 from numpyro_ext.infer.monte_carlo import target as target_module
 from numpyro_ext.infer.monte_carlo import verification
@@ -157,7 +158,7 @@ def twice_as_likely(sites):
 
 @pytest.mark.parametrize("is_wrong", ["sites", "coordinates", "nothing"])
 def test_particles_of_another_density_than_the_models_are_refused(is_wrong, monkeypatch):
-    verification._COMPARED.clear()
+    clear(verification.Compared)
     if is_wrong == "sites":
         monkeypatch.setattr(target_module, "PlainSites", twice_as_likely(target_module.PlainSites))
     if is_wrong == "coordinates":

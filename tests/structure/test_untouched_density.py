@@ -15,10 +15,9 @@ from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions.transforms import AffineTransform, LowerCholeskyAffine
 
-from numpyro_ext.compilation.recent import Recent
+from numpyro_ext.compilation import store
 from numpyro_ext.structure import ModelStructureError, Reason, read_latent_gaussian
-from numpyro_ext.structure.latent_gaussian import read
-from numpyro_ext.structure.model import equivalent, verification
+from numpyro_ext.structure.model import equivalent
 from numpyro_ext.structure.model.running import calling, plain_sites, recording
 from numpyro_ext.structure.program import program
 from tests.tiers import few
@@ -204,26 +203,15 @@ MUTATIONS = {
 }
 
 
-def _forget(patch: pytest.MonkeyPatch) -> None:
-    """Derive, read and compare everything anew."""
-    for place, name in (
-        (read, "_KEPT"),
-        (recording, "_DERIVED"),
-        (verification, "_COMPILED"),
-        (verification, "_COMPARED"),
-    ):
-        patch.setattr(place, name, Recent(8))
-
-
 @pytest.mark.float32
 @pytest.mark.parametrize("name", few(MUTATIONS, 3))
 def test_a_rewriting_that_is_wrong_is_found(name, monkeypatch):
     model, plant, data = MUTATIONS[name]
     with monkeypatch.context() as patch:
-        _forget(patch)
+        store.clear()  # derive, read and compare everything anew
         plant(patch)
         with pytest.raises(ModelStructureError) as caught:
             read_latent_gaussian(model, (data,))
         assert caught.value.reason is Reason.MISREAD
-    _forget(monkeypatch)
+    store.clear()
     read_latent_gaussian(model, (data,))

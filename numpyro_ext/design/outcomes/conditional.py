@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,13 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 from ...infer.front.state import EngineState
 from ...infer.gaussian.algorithms.algorithm import Algorithm
 from ...infer.gaussian.algorithms.held_sites import gaussian_sites
 from ...infer.gaussian.algorithms.posterior import GaussianPosterior
 from ...infer.gaussian.engine import Engine
-from ...infer.gaussian.fitting.forms import compiled_form
 from ...infer.gaussian.marginal.exact import Exact
 from ...infer.gaussian.run import GaussianRun
 from ...linalg.gaussian.prior import DiagonalPrior, FlatPrior
@@ -34,7 +33,6 @@ from .points import Points, Slices, check_no_others, observed_parts, outlooks_at
 
 __all__ = ["Conditioned", "outlooks_given_draws"]
 
-_COMPILED = Recent(16)
 _INSTEAD = "Fit an engine on a Gaussian field, such as EP or INLA, and ask it with this focus, or leave focus out."
 
 
@@ -134,7 +132,7 @@ class Conditioned(Engine):
         return self._fit(reading, rng_key, init_state)
 
     def _choose_givens(self, reading: LatentGaussianReading) -> None:
-        form = compiled_form(reading, self.hyper_values)
+        form = reading.compiled_form(self.hyper_values)
         parts = zip(reading.factor_names, form.potentials, form.observed, strict=True)
         names = [n for n, potential, used in parts if not isinstance(potential, GaussianPotential) and bool(used.any())]
         self.is_on_field = bool(names)
@@ -186,7 +184,7 @@ def _points_on_field(
     weights, drawn = engine.points([*old.hyper, *old.field])
     hyper = {name: drawn[name] for name in old.hyper}
     fields = jnp.concatenate([drawn[name].reshape(len(weights), -1) for name in old.field], axis=1)
-    programs = _COMPILED.get(("field", reading.structure_key, *old.field), lambda: _on_field(reading.skeleton()))
+    programs = shared(_on_field, reading)
     potentials, mean, variance = programs.moments(reading.data, hyper, fields, jnp.asarray(rows), elements.elements)
     if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
         raise FloatingPointError(
@@ -244,7 +242,7 @@ def _given(joint: Array, number: int, values: Array) -> tuple[Array, Array]:
 
 
 def _points(reading: LatentGaussianReading, interest: Interest, weights: np.ndarray, hyper: dict[str, Array]) -> Points:
-    programs = _programs(reading, tuple(interest.elements))
+    programs = shared(_programs, reading)
     number = jnp.arange(len(weights))  # there may be no hyperparameters
     potentials, mean, variance = programs.moments(reading.data, number, hyper)
     if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
@@ -267,11 +265,7 @@ def _points(reading: LatentGaussianReading, interest: Interest, weights: np.ndar
     return Points(jnp.asarray(weights, mean.dtype), potentials, mean, variance, left, covariance)
 
 
-def _programs(reading: LatentGaussianReading, names: Sequence[str]) -> _Programs:
-    return _COMPILED.get((reading.structure_key, names), lambda: _make_programs(reading.skeleton()))
-
-
-def _make_programs(reading: LatentGaussianReading) -> _Programs:
+def _programs(reading: LatentGaussianReading) -> _Programs:
     def posterior(hyper: Mapping[str, Array], data: Any) -> GaussianPosterior:
         form = reading.form(hyper, data)
         return GaussianPosterior(form, *gaussian_sites(form))

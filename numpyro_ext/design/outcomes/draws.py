@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import entr
 
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 from ...infer.monte_carlo.smc import SMC
-from ...structure.program.run_compiled import traced
+from ...structure.program.run_compiled import TracedFunction, traced
 from .drawn_sites import (
     check_complete,
     check_same_members,
@@ -199,9 +199,6 @@ def outlooks_of_draws(
     return out
 
 
-_PROGRAMS = Recent(32)
-
-
 class _Outcomes:
     """The distribution of a site's observations, draw by draw, in programs that other draws and arguments share."""
 
@@ -219,21 +216,38 @@ class _Outcomes:
             return outcome_distribution(model, one, (args, kwargs), name)
 
         one = {site: value[0] for site, value in latents.items()}
-        found = traced(outcome, one)
-        self._at = lambda data, one: jax.tree.unflatten(found.structure, found.leaves(data, one))
-        self._data = found.data
-        # What a distribution keeps beside its arrays need not have a hash.
-        kind = found.structure if _has_hash(found.structure) else str(found.structure)
-        self._key = (found.key, kind, tuple(one))
+        self._outcome = _TracedOutcome(traced(outcome, one), tuple(one))
 
     def compute(self, rule: Callable[..., object], *arrays: object) -> Any:
         """``rule(at, latents, *arrays)`` in a program that is kept; ``at`` makes the distribution of one draw."""
-        at = self._at
+        return shared(_over_draws, self._outcome, rule)(self._outcome.function.data, self.latents, *arrays)
 
-        def make() -> Callable[..., Any]:
-            return jax.jit(lambda data, latents, *arrays: rule(lambda one: at(data, one), latents, *arrays))
 
-        return _PROGRAMS.get((rule, *self._key), make)(self._data, self.latents, *arrays)
+class _TracedOutcome(NamedTuple):
+    """The distribution of a site's observations as a function of one draw."""
+
+    function: TracedFunction
+    names: tuple[str, ...]
+    """Sites of a draw."""
+
+    @property
+    def structure_key(self) -> Hashable:
+        """Equal for outcomes that differ in their data alone."""
+        kind = self.function.structure
+        # What a distribution keeps beside its arrays need not have a hash.
+        return self.function.structure_key, kind if _has_hash(kind) else str(kind), self.names
+
+    def skeleton(self) -> _TracedOutcome:
+        """The function without data."""
+        return self._replace(function=self.function.skeleton())
+
+    def at(self, data: Any, one: object) -> Any:
+        """The distribution at one draw."""
+        return jax.tree.unflatten(self.function.structure, self.function.leaves(data, one))
+
+
+def _over_draws(outcome: _TracedOutcome, rule: Callable[..., object]) -> Callable[..., Any]:
+    return jax.jit(lambda data, latents, *arrays: rule(lambda one: outcome.at(data, one), latents, *arrays))
 
 
 def _has_hash(value: object) -> bool:

@@ -12,7 +12,6 @@ from jax import Array
 
 from ...infer.gaussian.algorithms.posterior import GaussianPosterior
 from ...infer.gaussian.answers.prediction import are_coordinates_joint
-from ...infer.gaussian.fitting.forms import compiled_form
 from ...infer.gaussian.new_arguments.outcome_probabilities import chosen_factors
 from ...infer.gaussian.run import GaussianRun
 from ...potentials import Potential
@@ -58,7 +57,7 @@ def _points_of(run: GaussianRun, interest: Interest) -> Points:
     reading, found, forms = run.reading, [], []
     for weight, inputs in run.weighted_points():
         posterior, mean, variance, _ = run.programs.rows(*inputs)
-        forms.append(getattr(posterior, "form", None) or compiled_form(reading, inputs[1]))
+        forms.append(getattr(posterior, "form", None) or reading.compiled_form(inputs[1]))
         found.append((weight, inputs[1], posterior, mean, variance))
     weights, hypers, posteriors, means, variances = zip(*found, strict=True)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 from ...infer.gaussian.algorithms.algorithm import Algorithm
 from ...infer.gaussian.run import GaussianRun
 from ...linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows
@@ -33,7 +33,6 @@ _LEAST = 16
 _MOST_COLUMNS = 5000
 _LARGEST = 2**27
 """Numbers in the forms at all points: 1 GB."""
-_COMPILED = Recent(16)
 _NOT_FINITE = (
     "The fit of the observations seen so far is not finite; the usual cause is a covariance close to singular: add "
     "jitter, or use float64 (numpyro.enable_x64())."
@@ -94,7 +93,7 @@ class Pool:
         hyper = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[inputs[1] for _, inputs in self._points])
         # Tighter than a run where digits allow it, since each fit starts where the last one stopped.
         tol = run.programs.tol * (1e-2 if jnp.result_type(float) == jnp.float64 else 1.0)
-        self._programs = _programs(reading, run.algorithm, tol, num_steps)
+        self._programs = shared(_programs, reading, run.algorithm, tol, num_steps)
         numbers = jnp.arange(len(self._points))  # there may be no hyperparameters
         self._forms, is_valid = self._programs.forms(reading.data, numbers, hyper)
         if not np.all(is_valid):
@@ -273,11 +272,6 @@ class _Programs(NamedTuple):
 
 
 def _programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: float, num_steps: int) -> _Programs:
-    key = (reading.structure_key, algorithm, tol, num_steps)
-    return _COMPILED.get(key, lambda: _make_programs(reading.skeleton(), algorithm, tol, num_steps))
-
-
-def _make_programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: float, num_steps: int) -> _Programs:
     def forms(data: Sequence[object], numbers: Array, hyper: Mapping[str, Array]) -> tuple[LatentGaussian, Array]:
         def at(point: tuple[Array, Mapping[str, Array]]) -> tuple[LatentGaussian, Array]:
             form = reading.form(point[1], data)

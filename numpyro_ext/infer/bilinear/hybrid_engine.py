@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ...compilation.store import shared
 from ...structure.bilinear.factors import has_bound
 from ...structure.bilinear.form import Bilinear, GaussianSide
 from ...structure.bilinear.read import read_bilinear
@@ -19,7 +20,6 @@ from ...structure.bilinear.reading import BilinearReading
 from ...structure.errors import ModelStructureError
 from ..front.files.saved_runs import fit_from_content
 from ..front.options import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
-from ..front.programs import compiled
 from ..front.running.iterations import Iterations, Parts, StepInfo, fit_in_chunks
 from ..front.state import EngineState, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
@@ -333,7 +333,7 @@ class BilinearEP(BilinearAnswers):
         form = answers.form(reading.data, space.unpack(space.initial()))
         _check_form(form, reading)
         is_weighted = bool(np.any(np.asarray(form.weight) != 1.0))
-        programs = compiled(HybridPrograms, reading, space, self._tolerance(), self.damping, is_weighted)
+        programs = shared(HybridPrograms, reading, space, self._tolerance(), self.damping, is_weighted)
         return reading, space, programs, answers
 
     def _noisy(self, reading: BilinearReading, space: UnconstrainedSpace, answers: BilinearPrograms) -> NoisyModel:

@@ -10,9 +10,9 @@ import numpy as np
 from jax import Array, lax
 
 from ...compilation.quick_jit import quick_jit
+from ...compilation.store import shared
 from ...structure.bilinear.form import Bilinear, GaussianSide, Side
 from ...structure.bilinear.reading import BilinearReading
-from ..front.programs import compiled
 from ..front.results import at_values
 from ..front.running.iterations import Parts, StepInfo
 from ..hyper import search as hyper_search
@@ -64,7 +64,7 @@ def bilinear_programs(
         None if devices is None else Division(devices, reading.index[0], reading.index[1], len(reading.elements[0]))
     )
     options = None if choice is None else choice.options(reading, families)
-    return compiled(BilinearPrograms, reading, space, families, tol, division, solver, options, choice)
+    return shared(BilinearPrograms, reading, space, families, tol, division, solver, options, choice)
 
 
 class BilinearPrograms:

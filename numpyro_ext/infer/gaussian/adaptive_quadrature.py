@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from ...compilation.quick_jit import quick_jit
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import LatentGaussian
 from ...structure.latent_gaussian.read import SMALL_BLOCKS
@@ -23,7 +23,6 @@ from .algorithms.algorithm import Algorithm
 from .algorithms.quadrature import Quadrature
 from .algorithms.shared_columns import SharedColumns, find_shared_columns
 from .engine import Engine, GaussianOptions
-from .fitting.forms import compiled_form
 from .fitting.many import Begun
 from .quadrature_run import IntegratedQuadratureRun, QuadratureRun
 from .run import GaussianRun
@@ -36,7 +35,6 @@ _NEGLIGIBLE, _WORTH_A_WORD, _MOST_NODES = 1e-4, 1e-3, 4000.0
 _ROUNDINGS = 4.0
 """Units in the last place by which the log evidence of a block may be off."""
 _NUM_PROBES, _SPREAD = 2, 0.3
-_ERRORS = Recent(16)
 
 
 class AdaptiveQuadrature(Engine):
@@ -108,7 +106,7 @@ class AdaptiveQuadrature(Engine):
         run = super()._fit(reading, rng_key, init_state, begun)
         algorithm, hyper = run.algorithm, run.fit.hyper
         if isinstance(algorithm, SharedColumns):
-            if find_shared_columns([compiled_form(reading, hyper)], algorithm.num_nodes) is None:
+            if find_shared_columns([reading.compiled_form(hyper)], algorithm.num_nodes) is None:
                 other = copy.copy(self)
                 other._may_share = False
                 return other._fit(reading, rng_key, None)
@@ -145,16 +143,18 @@ def quadrature_error(
     :param hyper: all hyperparameters.
     :param state: of the fit there.
     """
-    form = compiled_form(reading, hyper)
+    form = reading.compiled_form(hyper)
+    error, rounding = shared(_change, algorithm)(form, state)
+    return float(error), float(rounding), algorithm.nodes_of(form)
 
+
+def _change(algorithm: Any) -> Callable[..., tuple[Array, Array]]:
     def change(form: LatentGaussian, state: Any) -> tuple[Array, Array]:
         coarse, fine = algorithm.with_finer_rule(form, state)
         rounding = _ROUNDINGS * jnp.finfo(fine.dtype).eps * jnp.sum(1.0 + jnp.abs(fine))
         return jnp.sum(jnp.abs(fine - coarse)), rounding
 
-    compiled = _ERRORS.get((reading.structure_key, algorithm), lambda: quick_jit(change))
-    error, rounding = compiled(form, state)
-    return float(error), float(rounding), algorithm.nodes_of(form)
+    return quick_jit(change)
 
 
 def _probes(reading: LatentGaussianReading) -> list[LatentGaussian]:
@@ -163,4 +163,4 @@ def _probes(reading: LatentGaussianReading) -> list[LatentGaussian]:
     start = space.initial()
     noise = np.random.default_rng(0).normal(0.0, _SPREAD, (_NUM_PROBES, space.size))
     points = [np.asarray(start) + shift.astype(start.dtype) for shift in noise]  # NumPy compiles nothing
-    return [compiled_form(reading, space.unpack(point)) for point in points]
+    return [reading.compiled_form(space.unpack(point)) for point in points]

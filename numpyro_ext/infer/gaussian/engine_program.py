@@ -14,7 +14,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from jax.scipy.sparse.linalg import gmres
 
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 from ...structure import LatentGaussianReading
 from ...structure.model.verification import check_form
 from ..hyper.space import UnconstrainedSpace
@@ -24,7 +24,6 @@ from .programs import Programs
 
 __all__ = ["EngineProgram", "ProgramState"]
 
-_COMPILED = Recent(16)
 _LARGEST_DENSE, _BATCH = 1000, 32
 """Unknowns up to which the derivative of a fixed point is found by a matrix, and directions taken at once."""
 _KRYLOV, _ROUNDS = 40, 20
@@ -69,8 +68,7 @@ class EngineProgram:
     ) -> None:
         self._reading, self._space, self._start = reading, space, start
         self.changing: dict[str, Any] = dict(reading.changing)
-        key = reading.structure_key, algorithm, space.key, num_steps, max_iterations, programs.tol
-        self._functions = _COMPILED.get(key, lambda: _Functions(programs, algorithm, num_steps, max_iterations))
+        self._functions = shared(_Functions, programs, algorithm, num_steps, max_iterations)
 
     def __repr__(self) -> str:
         shapes = {name: jax.tree.map(np.shape, value) for name, value in self.changing.items()}

@@ -21,7 +21,6 @@ from ..front.answers.sites import PointPosterior, PosteriorSites, SitePosterior,
 from ..front.results import Diagnostics, HyperEstimate, LogEvidence
 from ..front.run import hyper_estimates
 from .answers.prediction import by_site
-from .fitting.forms import compiled_form
 from .integration.exploration import MANY_ROWS, Exploration, Integration, explore
 from .integration.matched_weights import features_of, matched_weights
 from .integration.mixture_marginals import MarginalMixture
@@ -322,7 +321,7 @@ class IntegratedRun(GaussianRun):
 
     def log_predictive_of(self, new: LatentGaussianReading) -> tuple[np.ndarray, np.ndarray]:
         """The same of another reading with this field, over the design."""
-        points = ((inputs, compiled_form(new, inputs[1])) for inputs in self.design_points())
+        points = ((inputs, new.compiled_form(inputs[1])) for inputs in self.design_points())
         parts, observed = zip(*(self.programs.log_predictive(*inputs, form) for inputs, form in points), strict=True)
         return self._mixed(np.stack(parts)), np.asarray(observed[0])
 

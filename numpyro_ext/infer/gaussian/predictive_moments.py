@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...compilation.quick_jit import quick_jit
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 from ...potentials import GaussianPotential
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import LatentGaussian
@@ -24,9 +24,9 @@ from ..hyper.curvature import curvature
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
 from .answers.prediction import are_coordinates_joint
-from .fitting.forms import compiled_form
 from .integrated_run import IntegratedRun
 from .marginal.exact import exactly
+from .programs import Programs
 from .run import GaussianRun
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ Hyper = Literal["plug-in", "linearised", "mgp", "mixture"]
 Target = Literal["f", "f_plus_noise", "y"]
 
 Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
-
-_COMPILED = Recent(16)
 
 
 class PredictiveMoments(NamedTuple):
@@ -221,7 +219,7 @@ def hyper_covariance(engine: Engine, hyper: str) -> np.ndarray:
             "all the uncertainty that there is."
         )
     exact, values = _exact(engine, fitted), fitted.fit.last_state.values
-    program = _COMPILED.get(fitted.programs, lambda: _hessian(fitted, exact))
+    program = shared(_hessian, fitted.reading, fitted.space, exact, fitted.programs)
     hessian = np.asarray(program(fitted.reading.data, fitted.space.fixed, values), float)
     if not np.isfinite(hessian).all():
         raise FloatingPointError(
@@ -247,10 +245,7 @@ def local_moments(engine: Engine, args: tuple[object, ...], kwargs: Mapping[str,
     exact = _exact(engine, fitted)
     run, slices = _looked_at(engine, fitted, args, kwargs)
     reading, space = run.reading, run.space
-    program = _COMPILED.get(
-        (reading.structure_key, space.key), lambda: _slopes(reading.skeleton(), space.skeleton(), exact)
-    )
-    moments, slopes = program(reading.data, space.fixed, run.fit.last_state.values)
+    moments, slopes = shared(_slopes, reading, space, exact)(reading.data, space.fixed, run.fit.last_state.values)
     moments = (moments[0], jnp.maximum(moments[1], 0.0), moments[2])
     by_row = (*moments, *(jnp.moveaxis(slope, 0, -1) for slope in slopes))
     return {name: LocalMoments(*(x[rows] for x in by_row)) for name, rows in _rows(reading, slices).items()}
@@ -271,14 +266,16 @@ def _slopes(reading: LatentGaussianReading, space: UnconstrainedSpace, exact: Al
     return quick_jit(with_slopes)
 
 
-def _hessian(run: GaussianRun, exact: Algorithm) -> Callable[..., object]:
+def _hessian(
+    reading: LatentGaussianReading, space: UnconstrainedSpace, exact: Algorithm, programs: Programs
+) -> Callable[..., object]:
     """A program for the second derivatives of the objective by the hyperparameters."""
-    reading, space, programs = run.reading.skeleton(), run.space.skeleton(), run.programs
 
     def hessian(data: Sequence[object], fixed: dict[str, Array], values: Array) -> Array:
         def objective(values: Array) -> Array:
             form = reading.form(space.unpack(values, fixed), data)
-            return exact.log_evidence(form, ()) + programs.log_prior(data, fixed, values)
+            value: Array = exact.log_evidence(form, ()) + programs.log_prior(data, fixed, values)
+            return value
 
         _, push = jax.linearize(jax.grad(objective), values)
         rows: Array = jax.lax.map(push, jnp.eye(values.size, dtype=values.dtype))
@@ -364,12 +361,12 @@ def _mixture(
     for _, inputs in points:
         _, mean, variance, _ = run.programs.rows(*inputs)
         means.append(np.asarray(mean))
-        noise = _noise(compiled_form(reading, inputs[1])) if target == "y" else 0.0
+        noise = _noise(reading.compiled_form(inputs[1])) if target == "y" else 0.0
         variances.append(np.maximum(variance, 0.0) + noise)
     mean = weights @ np.array(means)
     variance = weights @ (np.array(variances) + np.square(np.array(means) - mean))
     if target == "f_plus_noise":
-        variance = variance + np.asarray(_noise(compiled_form(reading, run.fit.hyper)))
+        variance = variance + np.asarray(_noise(reading.compiled_form(run.fit.hyper)))
     return {name: PredictiveMoments(jnp.asarray(mean[at]), jnp.asarray(variance[at])) for name, at in chosen.items()}
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap, LatentGaussian, joined
 from ...structure.program.rows.chosen_rows import ChosenIndices, ChosenRows
@@ -33,7 +33,6 @@ __all__ = ["Programs", "compiled_programs"]
 _LARGEST_BATCH = 10_000_000
 _FEW_DRAWS = 4
 """Draws that are made together, where more may not be asked for."""
-_COMPILED = Recent(16)
 
 
 class Programs(FittingPrograms):
@@ -302,5 +301,4 @@ def compiled_programs(
     :param UnconstrainedSpace space: of the hyperparameters that are learned.
     :param options: as for :class:`Programs`.
     """
-    key = (reading.structure_key, algorithm, space.key, tuple(sorted(options.items())))
-    return _COMPILED.get(key, lambda: Programs(reading.skeleton(), algorithm, space.skeleton(), **options))
+    return shared(Programs, reading, algorithm, space, **options)

@@ -13,11 +13,12 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 from ...linalg.gaussian.design import SparseRows
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap
 from ..front.answers.sites import PosteriorSites, SitePosterior
+from .algorithms.algorithm import Algorithm
 from .algorithms.node_density import fine_density, inverse
 from .algorithms.node_posterior import NodePosterior
 from .integrated_run import IntegratedRun
@@ -25,7 +26,6 @@ from .run import GaussianRun, Point
 
 __all__ = ["IntegratedQuadratureRun", "NodeSite", "QuadratureRun"]
 
-_COMPILED = Recent(16)
 _NUM_DRAWS = 4000
 """Draws from which quantiles of sums of several unknowns are estimated."""
 
@@ -152,34 +152,32 @@ class QuadratureRun(_NodeAnswers):
 
     def _quantiles(self, name: str, q: np.ndarray) -> Array | None:
         """Quantiles of a site, shape ``(len(q), size)``; ``None`` if they are no function of one unknown each."""
-        reading, algorithm = self.reading.skeleton(), self.algorithm
         if self.reading.abstract_form.blocks.columns.shape[1] > 1:
             return None
-
-        def compute(data: Any, hyper: dict[str, Array], state: Any, q: Array) -> Array | None:
-            form = reading.form(hyper, data)
-            posterior = algorithm.posterior(form, state)
-            design, offset = reading.maps(hyper, data, (name,))[name]
-            if not isinstance(design, SparseRows) or design.columns.shape[1] != 1:
-                return None
-            column, value = design.columns[:, 0], design.values[:, 0]
-            block = (
-                jnp.zeros((form.num_columns,), int)
-                .at[form.blocks.columns[:, 0]]
-                .set(jnp.arange(form.blocks.columns.shape[0]))[column]
-            )
-            asked = jnp.where(value[:, None] >= 0.0, q, 1.0 - q)
-            places = jax.vmap(lambda density, p: inverse(*fine_density(density), p))(
-                posterior.log_density.T[block], asked
-            )
-            nodes = jax.tree.map(lambda leaf: leaf[block], posterior.nodes)
-            unknown = jax.vmap(nodes.at, 1)(places[:, :, None])[:, :, 0]
-            values: Array = value * unknown + offset
-            return values
-
-        key = (reading.structure_key, algorithm, name)
-        found: Array | None = _COMPILED.get(key, lambda: jax.jit(compute))(*self.inputs, jnp.asarray(q))
+        found: Array | None = shared(_quantiles, self.reading, self.algorithm, name)(*self.inputs, jnp.asarray(q))
         return found
+
+
+def _quantiles(reading: LatentGaussianReading, algorithm: Algorithm, name: str) -> Callable[..., Array | None]:
+    """Quantiles of a site whose elements are functions of one unknown each; none of other sites."""
+
+    def compute(data: Any, hyper: dict[str, Array], state: Any, q: Array) -> Array | None:
+        form = reading.form(hyper, data)
+        posterior = algorithm.posterior(form, state)
+        design, offset = reading.maps(hyper, data, (name,))[name]
+        if not isinstance(design, SparseRows) or design.columns.shape[1] != 1:
+            return None
+        column, value = design.columns[:, 0], design.values[:, 0]
+        numbers = jnp.arange(form.blocks.columns.shape[0])
+        block = jnp.zeros((form.num_columns,), int).at[form.blocks.columns[:, 0]].set(numbers)[column]
+        asked = jnp.where(value[:, None] >= 0.0, q, 1.0 - q)
+        places = jax.vmap(lambda density, p: inverse(*fine_density(density), p))(posterior.log_density.T[block], asked)
+        nodes = jax.tree.map(lambda leaf: leaf[block], posterior.nodes)
+        unknown = jax.vmap(nodes.at, 1)(places[:, :, None])[:, :, 0]
+        values: Array = value * unknown + offset
+        return values
+
+    return jax.jit(compute)
 
 
 @dataclass(eq=False, repr=False)

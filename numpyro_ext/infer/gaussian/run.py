@@ -30,7 +30,6 @@ from .answers.corrected import Corrected, check_cumulants, corrected
 from .answers.guide import field_importance_pair, fitted_guide
 from .answers.leave_one_out import weights_fail
 from .answers.prediction import by_site, check_same_unknowns
-from .fitting.forms import compiled_form
 from .integration.simplified_laplace import gaussian_marginals
 from .programs import Programs
 
@@ -230,7 +229,7 @@ class GaussianRun(FinishedRun):
 
     def log_predictive_of(self, new: LatentGaussianReading) -> tuple[Any, Any]:
         """Log predictive density of every factor of another reading with this field, and whether it is observed."""
-        found: tuple[Any, Any] = self.programs.log_predictive(*self.inputs, compiled_form(new, self.fit.hyper))
+        found: tuple[Any, Any] = self.programs.log_predictive(*self.inputs, new.compiled_form(self.fit.hyper))
         return found
 
     def typical_noise(self) -> Array:
@@ -238,7 +237,7 @@ class GaussianRun(FinishedRun):
         names, total = self.reading.observed_names, jnp.zeros(())
         for weight, (_, hyper, _) in self.weighted_points():
             # one factor for each observed site; behind them, priors that are factors
-            factors = compiled_form(self.reading, hyper).potentials[: len(names)]
+            factors = self.reading.compiled_form(hyper).potentials[: len(names)]
             scales = [jnp.square(f.scale) for f in factors if isinstance(f, GaussianPotential)]
             if not names or len(scales) < len(names):
                 return jnp.asarray(super().typical_noise())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
@@ -14,13 +14,11 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...compilation.quick_jit import quick_jit
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 from ...compilation.transfer import to_device
 from ...structure.errors import ModelStructureError
 
 __all__ = ["UnconstrainedSpace"]
-
-_ERRORS = Recent(16)
 
 
 class UnconstrainedSpace:
@@ -90,7 +88,7 @@ class UnconstrainedSpace:
         return out
 
     @property
-    def key(self) -> Hashable:
+    def structure_key(self) -> Hashable:
         """Equal for spaces with the same free hyperparameters and the same transforms (whose bounds may be data)."""
         return tuple((name, self.shapes[name], self.sites[name].key) for name in self.names)
 
@@ -183,17 +181,20 @@ class UnconstrainedSpace:
         :param covariance: of the vector, shape ``(size, size)``.
         :return: for each name the errors of the constrained value (delta method) and of the unconstrained one.
         """
-        compiled = _ERRORS.get(self.key, lambda: quick_jit(self.skeleton()._standard_errors, is_small=True))
-        found: dict[str, tuple[Array, Array]] = compiled(vector, jnp.asarray(covariance))
+        found = shared(_standard_errors, self)(vector, jnp.asarray(covariance))
         return {name: found[name] for name in self.names}
 
-    def _standard_errors(self, vector: Array, covariance: Array) -> dict[str, tuple[Array, Array]]:
+
+def _standard_errors(space: UnconstrainedSpace) -> Callable[..., dict[str, tuple[Array, Array]]]:
+    def errors(vector: Array, covariance: Array) -> dict[str, tuple[Array, Array]]:
         out = {}
-        for name, value in self.unpack_unconstrained(vector).items():
-            block = covariance[self.slices[name], self.slices[name]]
-            jacobian = jax.jacobian(self.sites[name].transform)(value)
+        for name, value in space.unpack_unconstrained(vector).items():
+            block = covariance[space.slices[name], space.slices[name]]
+            jacobian = jax.jacobian(space.sites[name].transform)(value)
             jacobian = jacobian.reshape(-1, value.size)
             variance = jnp.einsum("ij,jk,ik->i", jacobian, block, jacobian)
-            constrained = jnp.sqrt(variance).reshape(tuple(self.sites[name].shape))
+            constrained = jnp.sqrt(variance).reshape(tuple(space.sites[name].shape))
             out[name] = (constrained, jnp.sqrt(jnp.diagonal(block)).reshape(value.shape))
         return out
+
+    return quick_jit(errors, is_small=True)

@@ -12,19 +12,17 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ...compilation.quick_jit import holds_little, quick_jit
-from ...compilation.recent import Recent
+from ...compilation.store import Found, shared
 from ...structure import ModelStructureError, Reason
 from ...structure.model.running.execution import ModelCall
 from ...structure.model.running.untouched import untouched_log_densities
 from ...structure.model.verification import tolerance_of_densities
 from .target import Target
 
-__all__ = ["check_target", "refuse_other_priors"]
+__all__ = ["Compared", "check_target", "refuse_other_priors"]
 
 _NUM_POINTS = 3
 _PRIOR_TOLERANCE = 1e-6
-_COMPARED = Recent(256)
-"""Targets that were compared, so that each is once."""
 
 
 def check_target(target: Target, vectors: Array) -> None:
@@ -38,8 +36,14 @@ def check_target(target: Target, vectors: Array) -> None:
     :raises ModelStructureError: if the two differ by more than rounding.
     """
     call = ModelCall(target.model, target.args, target.kwargs, target.rng_key)
-    asked = call.origin, target.fingerprint, tuple(target.given), str(target.dtype)
-    _COMPARED.get(asked, lambda: _compare(target, call, vectors[:_NUM_POINTS]))
+    compared = shared(Compared, call.origin, target.fingerprint, tuple(target.given), str(target.dtype))
+    if not compared.value:
+        _compare(target, call, vectors[:_NUM_POINTS])
+        compared.value = True
+
+
+class Compared(Found[bool]):
+    """True if a target was compared."""
 
 
 def _compare(target: Target, call: ModelCall, vectors: Array) -> None:

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ...compilation.store import shared
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...structure import SparseLinearReading
 from ...structure.sparse_linear.read import SPARSE_LINEAR
 from ..front.engine import BaseEngine
 from ..front.files.saved_runs import fit_from_content
 from ..front.options import EngineOptions, check_at_least, check_one_of, check_positive, default_tolerance
-from ..front.programs import compiled
 from ..front.results import at_values
 from ..front.running.iterations import Iterations, Parts, fit_in_chunks, judge
 from ..front.state import EngineState, check_init_state, data_digest
@@ -183,7 +183,7 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
             )
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         options = self._options(reading, space)
-        programs = compiled(MeanFieldPrograms, reading, space, options, self._tolerance())
+        programs = shared(MeanFieldPrograms, reading, space, options, self._tolerance())
         # The draws of the iteration must not be those that are reported.
         workspace = programs.make_workspace(reading.data, space.unpack(space.initial()), jax.random.fold_in(rng_key, 1))
         return reading, space, programs, workspace

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import Array, lax
 
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 from ...structure import SparseLinearReading
 from ...structure.program.rows.affine_operator import OperatorMap
 from ..hyper.space import UnconstrainedSpace
@@ -16,7 +16,6 @@ from ..hyper.space import UnconstrainedSpace
 __all__ = ["DRAWS_AT_A_TIME", "Inputs", "SparsePrograms", "compiled_form"]
 
 DRAWS_AT_A_TIME = 25
-_FORMS = Recent(16)
 
 
 class Inputs(NamedTuple):
@@ -100,4 +99,8 @@ def compiled_form(reading: SparseLinearReading) -> Any:
 
     :param SparseLinearReading reading: of the model.
     """
-    return _FORMS.get(reading.structure_key, lambda: jax.jit(reading.skeleton().form))
+    return shared(_form, reading)
+
+
+def _form(reading: SparseLinearReading) -> Any:
+    return jax.jit(reading.form)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from ...compilation.quick_jit import quick_jit
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
 from ...potentials.base import Potential
 from ..conflict import Conflict
@@ -41,7 +41,7 @@ from .vectors.coefficients import (
     off_zero,
     random_probe,
 )
-from .vectors.incidence import find_incidence, find_roots, static_key
+from .vectors.incidence import LaidOut, find_incidence, find_roots, static_key
 from .vectors.layouts import (
     Layout,
     elements_of,
@@ -52,8 +52,6 @@ from .vectors.lookups import Lookups
 from .vectors.places import Predictor
 
 __all__ = ["BilinearReading"]
-
-_COMPILED = Recent(32)
 
 
 class BilinearReading(BilinearForms):
@@ -283,13 +281,9 @@ class BilinearReading(BilinearForms):
         self, vectors: Vectors, rng_key: Array, like: BilinearReading | None
     ) -> tuple[Design, tuple[np.ndarray, np.ndarray]]:
         """Find the coefficients, and the orders of components in which pairs come first."""
-        reading, bare = self.skeleton(), vectors.without_cells()
-
-        def look(env: dict[int, Any], probe: Probe, rows: Sequence[Any]) -> tuple[Array, list[Array], list[Array]]:
-            return meetings(reading.predictor_fn(env, rows), bare, probe)
-
-        compiled = _COMPILED.get(("meetings", self.layout_key(vectors)), lambda: quick_jit(look, is_lean=True))
-        found = compiled(self._env(off_zero(self.hyper), None), random_probe(vectors, rng_key), self.predictor_rows)
+        found = shared(_meetings, LaidOut(self, vectors))(
+            self._env(off_zero(self.hyper), None), random_probe(vectors, rng_key), self.predictor_rows
+        )
         largest, ranges, linear = jax.tree.map(np.asarray, found)
         num_pairs, orders = find_pairs(largest) if like is None else (like._design.num_pairs, like._orders)
         return find_design(num_pairs, ranges, linear, orders, vectors), orders
@@ -341,3 +335,10 @@ class BilinearReading(BilinearForms):
         if self.unlisted_cells == "zero":
             lines.append(f"unlisted: {np.prod([len(e) for e in self.elements]) - self.index[0].size} zeros")
         return "\n".join(lines)
+
+
+def _meetings(of: LaidOut) -> Callable[..., tuple[Array, list[Array], list[Array]]]:
+    def look(env: dict[int, Any], probe: Probe, rows: Sequence[Any]) -> tuple[Array, list[Array], list[Array]]:
+        return meetings(of.reading.predictor_fn(env, rows), of.vectors, probe)
+
+    return quick_jit(look, is_lean=True)

@@ -6,7 +6,6 @@ to, say, a Poisson rate, it is the exponential link if the rate behaves as one o
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...compilation.quick_jit import holds_little, quick_jit
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 from ...potentials.vector_rows import row_directions
 from ..families import IDENTITY, Built, Family, Link, Observations
 from ..model.tracing import FactorTrace
@@ -32,7 +31,6 @@ __all__ = ["Recognised", "recognise"]
 
 Env = Mapping[int, Any]
 _GRID = np.array([0.0, 1.0, -1.0, -2.5, 0.4, 3.1])
-_COMPILED = Recent(64)
 
 
 class Recognised(NamedTuple):
@@ -183,22 +181,22 @@ def _single_passages(program: Program, degrees: Degrees, leaf: Atom) -> list[int
     return [n for n in sorted(affine, reverse=True) if not program.ancestors([leaf], [n]) & free - {n}]
 
 
+def _on_grid(program: Program, predictor: int, leaf: Atom, is_small: bool) -> Callable[..., Array]:
+    """The function of values of the predictor, and of all that is known, to the parameter."""
+
+    def respond(point: ArrayLike, env: Env) -> Any:
+        value = jnp.broadcast_to(point, program.shape(predictor))
+        return program.evaluate([leaf], {**env, predictor: value})[0]
+
+    return quick_jit(jax.vmap(respond, in_axes=(0, None)), is_small=is_small)
+
+
 def _responses(
     program: Program, traced: FactorTrace, predictor: int, leaf: Atom, probe: Env, grid: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The parameter at values of the predictor, shape ``(grid, elements in use)``, and which elements these are."""
     dtype = jnp.result_type(float)
-    bare = copy.copy(program)
-    bare.release()
-
-    def respond(point: ArrayLike, env: Env) -> object:
-        value = jnp.broadcast_to(point, bare.shape(predictor))
-        return bare.evaluate([leaf], {**env, predictor: value})[0]
-
-    key = (program.fingerprint(), predictor, leaf, str(dtype), np.shape(grid))
-    on_grid = _COMPILED.get(
-        key, lambda: quick_jit(jax.vmap(respond, in_axes=(0, None)), is_small=holds_little(program.data))
-    )
+    on_grid = shared(_on_grid, program, predictor, leaf, holds_little(program.data))
     values = np.asarray(on_grid(np.asarray(grid, dtype), dict(probe)), float)
     mask = np.ones((), bool)
     if not program.ancestors([traced.mask]) & program.changing:

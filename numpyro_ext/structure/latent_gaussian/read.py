@@ -9,7 +9,7 @@ from typing import Unpack
 
 import numpyro.distributions as dist
 
-from ...compilation.recent import Recent
+from ...compilation.store import Found, shared
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..model.priors import factor_potential, is_gaussian, is_one_sided
@@ -22,6 +22,7 @@ from .reading import LatentGaussianReading
 __all__ = [
     "LATENT_GAUSSIAN",
     "LARGEST_SMALL_BLOCK",
+    "LastReading",
     "ONE_SIDED_LATENT_GAUSSIAN",
     "SMALL_BLOCKS",
     "SMOOTH_LATENT_GAUSSIAN",
@@ -31,8 +32,6 @@ __all__ = [
 
 LARGEST_SMALL_BLOCK = 3
 """Unknowns of a block that quadrature integrates over."""
-
-_KEPT = Recent(16)
 
 
 def _is_candidate(fn: dist.Distribution) -> bool:
@@ -44,10 +43,8 @@ def _is_smooth_candidate(fn: dist.Distribution) -> bool:
     return is_gaussian(fn) or (prior is not None and prior.is_smooth and prior.is_log_concave)
 
 
-class _Kept:
-    """Reading of the last run."""
-
-    reading: LatentGaussianReading | None = None
+class LastReading(Found[LatentGaussianReading]):
+    """The reading of the last run of some operations, without data."""
 
 
 def _read(
@@ -65,12 +62,12 @@ def _read(
     if call.recording is None or call.recording.key is None:
         return LatentGaussianReading(call, sites, field, costs)
     found = [(n, s.kind, s.shape, s.family, s.is_candidate, s.is_masked, s.num_unknowns) for n, s in sites.items()]
-    kept = _KEPT.get((call.recording.key, field, tuple(found), costs), _Kept)
-    again = None if kept.reading is None else kept.reading.on_data_of(call, sites)
+    last = shared(LastReading, call.recording.key, field, tuple(found), costs)
+    again = None if last.value is None else last.value.on_data_of(call, sites)
     if again is not None:
         return again
     reading = LatentGaussianReading(call, sites, field, costs)
-    kept.reading = reading.kept()
+    last.value = reading.kept()
     return reading
 
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...compilation.quick_jit import holds_little
-from ...compilation.recent import Recent
+from ...compilation.quick_jit import holds_little, quick_jit
+from ...compilation.store import shared
 from ...linalg.gaussian.design import StateSpaceDesign
 from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior, SparsePrecisionPrior
 from ...linalg.gaussian.spaces.border_space import Border
@@ -45,7 +45,6 @@ from .touched import TouchedIndices, find_touched
 
 __all__ = ["LatentGaussianReading"]
 
-_ABSTRACT = Recent(64)
 _MOST_KEPT = 200_000
 """Numbers beside the data in a reading that is kept for the next run."""
 _LONGEST_WAY = 5.0
@@ -327,9 +326,15 @@ class LatentGaussianReading(ModelReading):
     @cached_property
     def abstract_form(self) -> LatentGaussian:
         """The form with shapes and dtypes in place of numbers, for questions about its families."""
-        found: LatentGaussian = _ABSTRACT.get(
-            self.structure_key, lambda: jax.eval_shape(self.skeleton().form, self.initial_hyper(), self.data)
-        )
+        found: LatentGaussian = shared(_compiled_form, self).eval_shape(self.initial_hyper(), self.data)
+        return found
+
+    def compiled_form(self, hyper: Mapping[str, object]) -> LatentGaussian:
+        """:meth:`form` of the model's data, by one compiled function instead of one for each operation.
+
+        :param hyper: all hyperparameters, constrained.
+        """
+        found: LatentGaussian = shared(_compiled_form, self)(hyper, self.data)
         return found
 
     def maps(
@@ -426,6 +431,10 @@ class LatentGaussianReading(ModelReading):
             pattern = layout.pattern
             lines.append(f"sparse precision: {pattern.size} unknowns, {pattern.num_entries} entries of a triangle")
         return "\n".join(lines)
+
+
+def _compiled_form(reading: LatentGaussianReading) -> Any:
+    return quick_jit(reading.form, is_small=True)
 
 
 def _factor_of_rows(plans: Sequence[FactorPlan]) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from ...compilation.recent import Recent
+from ...compilation.store import Found, shared
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from .reading import ModelReading
@@ -14,13 +14,10 @@ from .running.execution import ModelCall
 __all__ = ["joined_field"]
 
 _Reading = TypeVar("_Reading", bound=ModelReading)
-_FOUND = Recent(64)
 
 
-class _Found:
+class _Joined(Found[tuple[str, ...]]):
     """Sites that have joined the field of a model before."""
-
-    names: tuple[str, ...] | None = None
 
 
 def joined_field(
@@ -40,9 +37,9 @@ def joined_field(
     """
     field = frozenset() if base is None else frozenset(base.field)
     order = sorted(sizes, key=lambda name: -sizes[name])
-    kept = _Found()
+    kept = _Joined()
     if call.recording is not None and call.recording.key is not None:
-        kept = _FOUND.get((call.recording.key, field, tuple(sorted(sizes.items()))), _Found)
+        kept = shared(_Joined, call.recording.key, field, tuple(sorted(sizes.items())))
 
     def joined_by(names: Sequence[str], before: _Reading | None) -> _Reading | None:
         fields = field if before is None else frozenset(before.field)
@@ -52,9 +49,9 @@ def joined_field(
             return None
         return found if _are_coefficients(found, before) else None
 
-    if kept.names is not None:
-        again = joined_by(kept.names, base) if kept.names else base
-        if again is not None or not kept.names:
+    if kept.value is not None:
+        again = joined_by(kept.value, base) if kept.value else base
+        if again is not None or not kept.value:
             return again
     found = joined_by(order, base)
     if found is None and len(order) > 1:
@@ -62,7 +59,7 @@ def joined_field(
         for name in order:
             found = joined_by([name], found) or found
     found = found or base
-    kept.names = tuple(n for n in order if found is not None and n in found.field)
+    kept.value = tuple(n for n in order if found is not None and n in found.field)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,8 +16,10 @@ from numpyro import handlers
 from numpyro.infer.util import compute_log_probs
 
 from ...compilation.quick_jit import holds_little, quick_jit
-from ...compilation.recent import Recent
+from ...compilation.store import Found, shared
 from ..errors import ModelStructureError, Reason
+from ..program.equations import Atom
+from ..program.program import Program
 from .reading import ModelReading
 from .running.execution import ModelCall
 from .running.plain_sites import PlainSites
@@ -26,8 +28,6 @@ from .running.untouched import untouched_log_densities
 
 __all__ = ["check_form", "log_densities"]
 
-_COMPILED = Recent(64)
-_COMPARED = Recent(256)
 _SPREADS = (0.1, 0.5, 1.0)
 _MOST_HALVINGS = 12
 
@@ -144,8 +144,14 @@ def check_form(
         _compare_with_untouched(reading, call._replace(args=args, kwargs=kwargs), evaluated)
     else:
         # What a model does when it is called as it is, is asked where its operations are new.
-        asked = call.origin, evaluated.key, str(jnp.result_type(float))
-        _COMPARED.get(asked, lambda: _compare_with_untouched(reading, call, evaluated))
+        compared = shared(_Compared, call.origin, evaluated.key, str(jnp.result_type(float)))
+        if not compared.value:
+            _compare_with_untouched(reading, call, evaluated)
+            compared.value = True
+
+
+class _Compared(Found[bool]):
+    """True if operations were compared with the user's function."""
 
 
 def _compare_with_untouched(reading: ModelReading, call: ModelCall, evaluated: _Evaluated) -> None:
@@ -221,33 +227,32 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
     program, output = make_or_derive(recording, asked, reference, shapes, reading.changing, left_out)
     others = jax.tree.leaves((reading.changing, left_out))
     program.take_as_data(program.inputs[len(jax.tree.leaves(shapes)) :], others)
-    reference_data = program.data
-    program.release()
+    is_small = holds_little((reading.data, program.data))
+    key = (reading.structure_key, program.structure_key)
+    return shared(_both_densities, reading, program, output, is_small), program.data, key
 
-    def make() -> Any:
-        skeleton = reading.skeleton()
 
-        def both(start: Any, data: Any, reference_data: Any, point: tuple[Array, Any]) -> tuple[Array, object]:
-            white, noise = point
-            hyper = _perturb(skeleton, start, noise)
-            e = skeleton.draw(hyper, white, data)
-            values = _latent_values(skeleton, hyper, e, data)
-            env = dict(zip(program.inputs, jax.tree.leaves(values), strict=True))
-            env |= dict(zip(program.constants, reference_data, strict=True))
-            (expected,) = program.evaluate([output], env)
-            errors = skeleton.linearity_error(hyper, data), skeleton.reference_rounding(hyper, e, data)
-            return jnp.stack([skeleton.log_joint(hyper, e, data), expected, *errors]), values
+def _both_densities(reading: ModelReading, program: Program, output: Atom, is_small: bool) -> Callable[..., Any]:
+    """The function to the log densities by the form and by NumPyro at points, with two errors, and the sites there."""
 
-        def at_points(
-            start: object, moves: object, white: Array, data: object, reference_data: object
-        ) -> tuple[Array, object]:
-            found: tuple[Array, Any] = jax.lax.map(partial(both, start, data, reference_data), (white, moves))
-            return found
+    def both(start: Any, data: Any, reference_data: Any, point: tuple[Array, Any]) -> tuple[Array, object]:
+        white, noise = point
+        hyper = _perturb(reading, start, noise)
+        e = reading.draw(hyper, white, data)
+        values = _latent_values(reading, hyper, e, data)
+        env = dict(zip(program.inputs, jax.tree.leaves(values), strict=True))
+        env |= dict(zip(program.constants, reference_data, strict=True))
+        (expected,) = program.evaluate([output], env)
+        errors = reading.linearity_error(hyper, data), reading.reference_rounding(hyper, e, data)
+        return jnp.stack([reading.log_joint(hyper, e, data), expected, *errors]), values
 
-        return quick_jit(at_points, is_small=holds_little((reading.data, reference_data)), is_lean=True)
+    def at_points(
+        start: object, moves: object, white: Array, data: object, reference_data: object
+    ) -> tuple[Array, object]:
+        found: tuple[Array, Any] = jax.lax.map(partial(both, start, data, reference_data), (white, moves))
+        return found
 
-    key = (reading.structure_key, program.fingerprint())
-    return _COMPILED.get(key, make), reference_data, key
+    return quick_jit(at_points, is_small=is_small, is_lean=True)
 
 
 def _restated(recorded: Sites, values: Mapping[str, object]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from ...compilation.recent import Recent
+from ...compilation.store import shared
 
 __all__ = ["ELEMENTWISE", "changing_literals"]
 
@@ -22,12 +22,9 @@ operation is may depend on it."""
 class _Seen:
     """The numbers that a program had when it was last made, and which of them have changed at any time."""
 
-    def __init__(self, values: Sequence[bytes]) -> None:
-        self.values = values
-        self.has_changed = np.zeros(len(values), bool)
-
-
-_HISTORY = Recent(256)
+    def __init__(self, skeleton_hash: int, number: int) -> None:
+        self.values: Sequence[bytes] | None = None
+        self.has_changed = np.zeros(number, bool)
 
 
 def changing_literals(skeleton: Hashable, values: Sequence[object]) -> np.ndarray:
@@ -43,7 +40,8 @@ def changing_literals(skeleton: Hashable, values: Sequence[object]) -> np.ndarra
     """
     found = [np.asarray(value).tobytes() for value in values]
     # A hash is enough: it is never wrong to take a number for data.
-    seen: _Seen = _HISTORY.get((hash(skeleton), len(found)), lambda: _Seen(found))
-    seen.has_changed |= np.array([now != before for now, before in zip(found, seen.values, strict=True)], bool)
+    seen = shared(_Seen, hash(skeleton), len(found))
+    if seen.values is not None:
+        seen.has_changed |= np.array([now != before for now, before in zip(found, seen.values, strict=True)], bool)
     seen.values = found
     return seen.has_changed

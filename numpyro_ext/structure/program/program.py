@@ -242,6 +242,15 @@ class Program:
         self.outputs = tuple(moved("copy", a) for a in self.outputs)
         self.literals = frozenset(self.constants[num_before:])
 
+    @property
+    def structure_key(self) -> Fingerprint:
+        """:meth:`fingerprint`: equal for programs that differ in their data alone."""
+        return self.fingerprint()
+
+    def skeleton(self) -> Program:
+        """The program without data, for functions that are compiled: they should keep no arrays alive."""
+        return self.with_data(())
+
     def release(self) -> None:
         """Let go of the data: compiled functions keep programs, and should keep no arrays alive."""
         self.data = ()

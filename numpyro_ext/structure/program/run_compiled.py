@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 import jax
 
 from ...compilation.quick_jit import holds_little, quick_jit
-from ...compilation.recent import Recent
-from .equations import Constant
+from ...compilation.store import shared
+from .equations import Atom, Constant
 from .program import Program, make_program
 
 __all__ = ["TracedFunction", "as_function", "run_compiled", "run_traced", "traced"]
-
-_COMPILED = Recent(64)
 
 
 def run_compiled(function: Callable[..., object], *args: object) -> Any:
@@ -39,23 +37,43 @@ def run_compiled(function: Callable[..., object], *args: object) -> Any:
 def run_traced(found: TracedFunction, *args: object) -> Any:
     """The function of :func:`traced` at these arguments, compiled as in :func:`run_compiled`."""
     is_small = holds_little((found.data, args, found.results))
-    compiled = _COMPILED.get(found.key, lambda: quick_jit(found.leaves, is_small=is_small))
-    return jax.tree.unflatten(found.structure, compiled(found.data, *args))
+    return jax.tree.unflatten(found.structure, shared(_compiled, found, is_small)(found.data, *args))
+
+
+def _compiled(function: TracedFunction, is_small: bool) -> Callable[..., list[Any]]:
+    return quick_jit(function.leaves, is_small=is_small)
 
 
 class TracedFunction(NamedTuple):
     """A function without the arrays that it closes over."""
 
-    leaves: Callable[..., list[Any]]
-    """``leaves(data, *args)``: the leaves of its result."""
+    program: Program
+    outputs: tuple[Atom, ...]
+    """The leaves of the result among the values of the program."""
     structure: Any
     """The tree that they make."""
     data: tuple[Any, ...]
-    """The arrays that it closes over."""
-    key: Hashable
-    """Equal where ``leaves`` are the same function."""
-    results: list[Any]
-    """Shapes of those leaves that are computed."""
+    """The arrays that the function closes over."""
+
+    @property
+    def structure_key(self) -> Hashable:
+        """Equal where :meth:`leaves` are the same function."""
+        return self.program.structure_key
+
+    def skeleton(self) -> TracedFunction:
+        """The function without the arrays that it closes over."""
+        return self._replace(data=())
+
+    @property
+    def results(self) -> list[Any]:
+        """Shapes of those leaves that are computed."""
+        return [self.program.avals[leaf] for leaf in self.outputs if isinstance(leaf, int)]
+
+    def leaves(self, data: Sequence[object], *args: object) -> list[Any]:
+        """The leaves of its result."""
+        inputs = (*jax.tree.leaves(args), *data)
+        env = dict(zip((*self.program.inputs, *self.program.constants), inputs, strict=True))
+        return self.program.evaluate(self.outputs, env)
 
 
 def traced(function: Callable[..., object], *args: object) -> TracedFunction:
@@ -68,14 +86,6 @@ def traced(function: Callable[..., object], *args: object) -> TracedFunction:
 
 
 def as_function(program: Program, output: object) -> TracedFunction:
-    """A program, whose data it lets go of, with its output as a function."""
+    """A program with its output as a function."""
     leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
-    data = program.data
-    program.release()
-
-    def evaluate(data: Sequence[object], *args: object) -> list[Any]:
-        inputs = (*jax.tree.leaves(args), *data)
-        return program.evaluate(leaves, dict(zip((*program.inputs, *program.constants), inputs, strict=True)))
-
-    results = [program.avals[leaf] for leaf in leaves if isinstance(leaf, int)]
-    return TracedFunction(evaluate, structure, data, program.fingerprint(), results)
+    return TracedFunction(program.skeleton(), tuple(leaves), structure, program.data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 
 from ....compilation.quick_jit import quick_jit
+from ....compilation.store import shared
 from ....potentials.integrals.truncated_by_moments import truncated_by_moments
 from .sites import SitePosterior
 
@@ -55,7 +55,7 @@ class BoundedPosterior(SitePosterior):
     def _quantile(self, q: np.ndarray) -> Array:
         probability = q.reshape(math.prod(q.shape), 1)
         mean, variance = (np.reshape(x, -1) for x in (self._mean(), self._variance()))
-        found: Array = _compiled()(mean, variance, self.lower.astype(mean.dtype), probability)
+        found: Array = shared(_quantiles)(mean, variance, self.lower.astype(mean.dtype), probability)
         return found
 
 
@@ -63,6 +63,5 @@ def _quantile(mean: Array, variance: Array, lower: Array, q: Array) -> Array:
     return truncated_by_moments(mean, variance, lower).from_normal(jnp.asarray(ndtri(q)))
 
 
-@functools.cache
-def _compiled() -> Callable[..., Array]:
+def _quantiles() -> Callable[..., Array]:
     return quick_jit(_quantile, is_small=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ....compilation.quick_jit import quick_jit
-from ....compilation.recent import Recent
+from ....compilation.store import shared
 from ....potentials.base import Potential
 from ....potentials.vector_rows import VectorRows
 from ....structure import LatentGaussianReading
@@ -26,8 +26,6 @@ __all__ = [
     "log_predictive_density",
     "log_predictive_factors",
 ]
-
-_FIELDS = Recent(16)
 
 
 class OtherField(ValueError):
@@ -151,19 +149,18 @@ def check_same_unknowns(fitted: LatentGaussianReading, new: LatentGaussianReadin
 def _field_at(reading: LatentGaussianReading, hyper: dict[str, Array], points: np.ndarray) -> tuple[Any, Any]:
     """Values of the field sites at some unknowns, and the priors, by one program instead of one for each operation."""
 
-    def make() -> Any:
-        skeleton = reading.skeleton()
-
-        def look(hyper: dict[str, Array], points: Array, data: Sequence[object]) -> tuple[Any, Any]:
-            form = skeleton.form(hyper, data)
-            values = jax.vmap(lambda e: {n: skeleton.values(hyper, e, data)[n] for n in skeleton.field})(points)
-            # Priors that are not Gaussian are the factors behind those of observations.
-            return values, (form.prior, form.potentials[len(skeleton.observed_names) :])
-
-        return quick_jit(look, is_small=True)
-
-    found: tuple[Any, Any] = _FIELDS.get(reading.structure_key, make)(hyper, points, reading.data)
+    found: tuple[Any, Any] = shared(_field_of, reading)(hyper, points, reading.data)
     return found
+
+
+def _field_of(reading: LatentGaussianReading) -> Callable[..., tuple[Any, Any]]:
+    def look(hyper: dict[str, Array], points: Array, data: Sequence[object]) -> tuple[Any, Any]:
+        form = reading.form(hyper, data)
+        values = jax.vmap(lambda e: {n: reading.values(hyper, e, data)[n] for n in reading.field})(points)
+        # Priors that are not Gaussian are the factors behind those of observations.
+        return values, (form.prior, form.potentials[len(reading.observed_names) :])
+
+    return quick_jit(look, is_small=True)
 
 
 def _same(old: object, new: object) -> bool:

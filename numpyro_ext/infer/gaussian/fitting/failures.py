@@ -18,7 +18,6 @@ from ...front.results import at_values
 from ..algorithms import laplace
 from ..algorithms.algorithm import Algorithm
 from ..algorithms.values import ExpectationPropagation, Laplace
-from .forms import compiled_form
 
 __all__ = ["check_flat_priors", "explain_failure", "not_finite_error"]
 
@@ -47,7 +46,7 @@ def not_finite_error(
 
 def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], algorithm: Algorithm | None = None) -> str:
     """The likely reason why a form cannot be evaluated, in a sentence that names the site."""
-    form = compiled_form(reading, hyper)
+    form = reading.compiled_form(hyper)
     for name, block in zip(_names_of_blocks(reading, form), form.prior, strict=True):
         for kind in ("variance", "covariance", "precision"):
             value = getattr(block, kind, None)
@@ -118,7 +117,7 @@ def check_flat_priors(reading: LatentGaussianReading, hyper: dict[str, Array]) -
     expected = reading.abstract_form
     # Rows that are known by their products are not written down where nothing has failed.
     if any(isinstance(b, FlatPrior) for b in expected.prior) and not isinstance(expected.design, OperatorRows):
-        found = _flat_direction(reading, compiled_form(reading, hyper))
+        found = _flat_direction(reading, reading.compiled_form(hyper))
         if found is not None:
             raise ValueError(f"The log evidence is not finite{at_values(hyper)}. {found}")
 

@@ -12,7 +12,6 @@ from jax import Array, lax
 from ....potentials.elementwise import ElementwisePotential
 from ....structure import LatentGaussian, LatentGaussianReading
 from ..algorithms.posterior import prior_range
-from .forms import compiled_form
 
 __all__ = ["explain_kinks", "slope_jumps"]
 
@@ -67,7 +66,7 @@ def explain_kinks(reading: LatentGaussianReading, hyper: dict[str, Array]) -> li
     form, messages = None, []
     for number, potential in enumerate(reading.abstract_form.potentials):
         if isinstance(potential, ElementwisePotential):
-            form = compiled_form(reading, hyper) if form is None else form
+            form = reading.compiled_form(hyper) if form is None else form
             jumps = np.asarray(slope_jumps(form, number))
             count = int(np.sum(jumps > _SMALLEST))
             if count:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -10,11 +9,11 @@ import numpy as np
 from jax import Array, lax
 
 from ....compilation.quick_jit import quick_jit
+from ....compilation.store import shared
 from ....potentials.elementwise import ElementwisePotential
 from ....potentials.pairs import PairPotential
 from ....structure import LatentGaussian, LatentGaussianReading, ModelStructureError
 from ..algorithms.posterior import prior_range
-from .forms import compiled_form
 
 __all__ = ["check_mixtures", "explain_two_modes", "valley_depths"]
 
@@ -33,11 +32,10 @@ def valley_depths(form: LatentGaussian, first: int) -> Array:
     :param int first: number of the family of factors.
     :return: shape ``(num_rows,)`` of the family; nan where the prior of a predictor is flat.
     """
-    return _compiled()(form, first=first)
+    return shared(_depths)(form, first=first)
 
 
-@functools.cache
-def _compiled() -> Callable[..., Array]:
+def _depths() -> Callable[..., Array]:
     return quick_jit(_valley_depths, is_small=True, static_argnames="first")
 
 
@@ -94,7 +92,7 @@ def explain_two_modes(reading: LatentGaussianReading, hyper: dict[str, Array]) -
     ]
     if not numbers:
         return messages
-    form = compiled_form(reading, hyper)
+    form = reading.compiled_form(hyper)
     for number in numbers:
         depth = np.asarray(valley_depths(form, number))
         count = int(np.sum(depth > _DEEPEST))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr, owens_t
 
 from ....compilation.quick_jit import quick_jit
+from ....compilation.store import shared
 from ....potentials.integrals.truncated_by_moments import TruncatedByMoments, truncated_by_moments
 
 __all__ = ["CutNormal", "MarginalMixture", "SkewNormal"]
@@ -69,7 +69,7 @@ class CutNormal(NamedTuple):
         >>> print(half_normal.cdf(np.array([0.6744898])).round(5))
         [0.5]
         """
-        return cls(*(np.asarray(part) for part in _compiled()(mean, variance, lower)))
+        return cls(*(np.asarray(part) for part in shared(_by_moments)(mean, variance, lower)))
 
     def cdf(self, x: np.ndarray) -> np.ndarray:
         """Probability below ``x``."""
@@ -78,8 +78,7 @@ class CutNormal(NamedTuple):
         return found
 
 
-@functools.cache
-def _compiled() -> Callable[..., TruncatedByMoments]:
+def _by_moments() -> Callable[..., TruncatedByMoments]:
     return quick_jit(truncated_by_moments, is_small=True)
 
 

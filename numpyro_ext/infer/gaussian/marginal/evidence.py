@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ....compilation.quick_jit import quick_jit
-from ....compilation.recent import Recent
+from ....compilation.store import shared
 from ....structure import LatentGaussianReading
 from ..algorithms.algorithm import Algorithm
 from ..algorithms.fit_info import FitInfo
@@ -20,7 +20,6 @@ __all__ = ["EvidencePrograms", "FieldDraws", "evidence_programs"]
 
 Hyper = dict[str, Array]
 
-_COMPILED = Recent(16)
 _MOST_ROUNDS = 20
 _LEAST_UNIT = 0.01
 """Smallest unit of a hyperparameter, for the steps of differences: what is closer to zero may be a location that
@@ -158,9 +157,7 @@ def evidence_programs(
     :param int num_steps: steps of one fit at most.
     :param float tol: at which the algorithm stops.
     """
-    algorithm = exactly(algorithm, reading.abstract_form)
-    key = (reading.structure_key, algorithm, num_steps, tol)
-    return _COMPILED.get(key, lambda: EvidencePrograms(reading.skeleton(), algorithm, num_steps, tol))
+    return shared(EvidencePrograms, reading, exactly(algorithm, reading.abstract_form), num_steps, tol)
 
 
 def _or_refused(value: Array, gradient: Hyper) -> tuple[Array, Hyper]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,6 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from ....compilation.recent import Recent
 from ....structure import LatentGaussianReading, ModelStructureError
 from ....structure.model.running.execution import ModelCall
 from ....structure.model.running.inspection import model_key
@@ -61,7 +60,7 @@ class MarginalModel:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._kept = Recent(_KEPT)
+        self._kept: dict[Hashable, _Prepared] = {}
         self._last: _Prepared | None = None
 
     @property
@@ -182,7 +181,10 @@ class MarginalModel:
             except Exception:  # for which reading has words
                 self._last = self._read(args, kwargs)
             else:
-                self._last = self._kept.get(key, lambda: self._read(args, kwargs))
+                self._last = self._kept.pop(key, None) or self._read(args, kwargs)
+                self._kept[key] = self._last  # behind all others
+                while len(self._kept) > _KEPT:
+                    del self._kept[next(iter(self._kept))]
         return self._last
 
     def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> _Prepared:

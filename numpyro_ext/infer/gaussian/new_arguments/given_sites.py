@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ....compilation.recent import Recent
+from ....compilation.store import shared
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 from ....structure.latent_gaussian.rows_in_use import ReadingOfRows
@@ -23,7 +23,6 @@ from ..algorithms.fit_info import FitInfo
 from ..algorithms.node_posterior import NodePosterior
 from ..algorithms.posterior import Covariance, GaussianPosterior
 from ..algorithms.quadrature import Quadrature
-from ..fitting.forms import compiled_form
 from ..fitting.point_fit import PointFit
 from ..integrated_run import IntegratedRun, unstacked
 from ..integration.exploration import Exploration
@@ -35,7 +34,6 @@ from .containment import ADVICE, check_contained
 
 __all__ = ["check_equal", "check_left_out", "on_all_rows"]
 
-_LAID = Recent(16)
 _MOST_CHECKED = 5
 """Points of a design at which the predictors of the fit are looked for on all rows, beside the mode."""
 
@@ -114,10 +112,11 @@ def on_all_rows(run: GaussianRun, found: LatentGaussianReading, places: np.ndarr
 def _laid(reading: ReadingOfRows, algorithm: Algorithm, hyper: dict[str, Array]) -> object:
     """Nodes over the density of every block given the rows in use: exact at these hyperparameters without a fit."""
 
-    def lay(form: LatentGaussian) -> object:
-        return algorithm.solve(form, algorithm.init(form), num_steps=1, tol=0.0)[0]
+    return shared(_lay, algorithm)(reading.compiled_form(hyper))
 
-    return _LAID.get((reading.structure_key, algorithm), lambda: jax.jit(lay))(compiled_form(reading, hyper))
+
+def _lay(algorithm: Algorithm) -> Callable[[LatentGaussian], object]:
+    return jax.jit(lambda form: algorithm.solve(form, algorithm.init(form), num_steps=1, tol=0.0)[0])
 
 
 @dataclasses.dataclass(eq=False, repr=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,7 @@ from jax import Array, random
 from numpyro import handlers
 
 from ....compilation.quick_jit import quick_jit
-from ....compilation.recent import Recent
+from ....compilation.store import shared
 from ....compilation.transfer import to_device
 from ....linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows
 from ....structure import LatentGaussianReading
@@ -28,11 +27,11 @@ from ....structure.program.run_compiled import run_compiled
 from ...front.answers.model_draws import predictive_draws
 from ...front.answers.sites import PosteriorSites, missing_sites
 from ..answers.prediction import by_site
+from ..programs import Programs
 from ..run import GaussianRun, Point
 
 __all__ = ["KnownField", "NewCall", "known_field"]
 
-_LOOKS, _COMPILED = Recent(16), Recent(16)
 _NUM_POINTS = 3
 """Unknowns at which affine functions are compared."""
 
@@ -99,19 +98,42 @@ def _unknowns(reading: LatentGaussianReading) -> np.ndarray:
 
 
 def _looked(reading: LatentGaussianReading, hyper: Mapping[str, Any], unknowns: np.ndarray) -> _Look:
-    def make() -> Any:
-        skeleton = reading.skeleton()
+    found: _Look = jax.tree.map(np.asarray, shared(_look, reading)(dict(hyper), unknowns, reading.data))
+    return found
 
-        def look(hyper: dict[str, Array], unknowns: Array, data: Sequence[object]) -> _Look:
-            form = skeleton.form(hyper, data)
-            predictor, values = jax.vmap(lambda e: (form.predictor(e), skeleton.values(hyper, e, data)))(unknowns)
-            return _Look(form.prior, form.potentials, form.observed, predictor, values)
 
-        return quick_jit(look, is_small=True)
+def _of_elements(reading: LatentGaussianReading, programs: Programs) -> tuple[Callable[..., Any], Callable[..., Array]]:
+    """Marginals and covariance of elements of sites, as functions of the inputs of the programs of the fit, the data of
+    all rows and the numbers of the elements."""
 
-    found: _Look = _LOOKS.get(reading.structure_key, make)(dict(hyper), unknowns, reading.data)
-    at_hand: _Look = jax.tree.map(np.asarray, found)
-    return at_hand
+    def maps(hyper: dict[str, Array], data: Sequence[object], places: Mapping[str, Array]) -> dict[str, AffineMap]:
+        found = reading.maps(hyper, data, tuple(places))
+        return {n: AffineMap(_rows(found[n].design, at), found[n].offset[at]) for n, at in places.items()}
+
+    def marginals(
+        data: Sequence[object], hyper: Any, state: Any, new: Any, places: Any, *, marginals_fn: Callable[..., Any]
+    ) -> Any:
+        return marginals_fn(programs.posterior(data, hyper, state), maps(hyper, new, places))
+
+    def covariance(
+        data: Sequence[object] | None, hyper: Any, state: Any, new: Any, places: Array, *, name: str
+    ) -> Array:
+        found: Array = programs.posterior(data, hyper, state).covariance(maps(hyper, new, {name: places})[name])
+        return found
+
+    return (
+        quick_jit(marginals, static_argnames="marginals_fn", is_small=programs.is_small),
+        quick_jit(covariance, static_argnames="name", is_small=programs.is_small),
+    )
+
+
+def _look(reading: LatentGaussianReading) -> Callable[..., _Look]:
+    def look(hyper: dict[str, Array], unknowns: Array, data: Sequence[object]) -> _Look:
+        form = reading.form(hyper, data)
+        predictor, values = jax.vmap(lambda e: (form.predictor(e), reading.values(hyper, e, data)))(unknowns)
+        return _Look(form.prior, form.potentials, form.observed, predictor, values)
+
+    return quick_jit(look, is_small=True)
 
 
 def _is_same(before: _Look, after: _Look, places: np.ndarray, reading: LatentGaussianReading) -> bool:
@@ -197,7 +219,7 @@ class KnownField:
             for name in reading.affine_sites
             if name not in reading.field and (shape := tuple(reading.site_shapes[name])) is not None
         }
-        marginals, covariance = self._programs
+        marginals, covariance = shared(_of_elements, self.reading, self.run.programs)
         flat = {name: place.reshape(-1) for name, place in places.items()}
 
         def marginals_at(inputs: Point, marginals_fn: Callable[..., object]) -> Any:
@@ -210,45 +232,6 @@ class KnownField:
         )
         sites = {name: (sites | found)[name] for name in reading.affine_sites}
         return PosteriorSites(sites, missing_sites(reading))
-
-    @cached_property
-    def _programs(self) -> tuple[Any, Any]:
-        """Functions of the inputs of the programs of the fit, the data of all rows and numbers of elements of sites."""
-        programs, reading = self.run.programs, self.reading
-
-        def make() -> tuple[Any, Any]:
-            skeleton = reading.skeleton()
-
-            def maps(
-                hyper: dict[str, Array], data: Sequence[object], places: Mapping[str, Array]
-            ) -> dict[str, AffineMap]:
-                found = skeleton.maps(hyper, data, tuple(places))
-                return {n: AffineMap(_rows(found[n].design, at), found[n].offset[at]) for n, at in places.items()}
-
-            def marginals(
-                data: Sequence[object],
-                hyper: Any,
-                state: Any,
-                new: Any,
-                places: Any,
-                *,
-                marginals_fn: Callable[..., Any],
-            ) -> Any:
-                return marginals_fn(programs.posterior(data, hyper, state), maps(hyper, new, places))
-
-            def covariance(
-                data: Sequence[object] | None, hyper: Any, state: Any, new: Any, places: Array, *, name: str
-            ) -> Array:
-                found: Array = programs.posterior(data, hyper, state).covariance(maps(hyper, new, {name: places})[name])
-                return found
-
-            return (
-                quick_jit(marginals, static_argnames="marginals_fn", is_small=programs.is_small),
-                quick_jit(covariance, static_argnames="name", is_small=programs.is_small),
-            )
-
-        key = (programs.key, self.run.reading.structure_key, reading.structure_key)
-        return _COMPILED.get(key, make)
 
     def log_predictive(self) -> dict[str, Array]:
         """Log predictive density of the new observations, masked ones as well, and zero for the others."""

@@ -17,7 +17,6 @@ from ....structure.model.reading import ModelReading
 from ....structure.program.run_compiled import run_compiled
 from ..algorithms.node_posterior import NodePosterior
 from ..answers.prediction import are_coordinates_joint
-from ..fitting.forms import compiled_form
 from ..run import GaussianRun
 
 __all__ = ["chosen_factors", "probabilities_by_predictors", "probabilities_of_draws"]
@@ -64,7 +63,7 @@ def probabilities_by_predictors(run: GaussianRun, slices: Slices) -> dict[str, n
         return {}
     points = [(weight, inputs, run.programs.rows(*inputs)) for weight, inputs in run.weighted_points()]
     weights = np.asarray([weight for weight, *_ in points])
-    forms = [getattr(rows[0], "form", None) or compiled_form(reading, inputs[1]) for _, inputs, rows in points]
+    forms = [getattr(rows[0], "form", None) or reading.compiled_form(inputs[1]) for _, inputs, rows in points]
     means, variances = (np.stack([np.asarray(rows[k]) for *_, rows in points]) for k in (1, 2))
     num_parts, masses = 1, np.broadcast_to(weights[:, None], means.shape)
     if isinstance(points[0][2][0], NodePosterior):

@@ -15,7 +15,6 @@ from ...front.options import check_one_of
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
 from ..engine import Engine, GaussianOptions
-from ..fitting.forms import compiled_form
 from ..fitting.modes import check_mixtures
 from .bound_choice import BoundName, SiteBound, check_name, choose_bound
 from .shared_covariance import check_shared_covariance
@@ -132,7 +131,7 @@ class VariationalGaussian(Engine):
 
         :raises ModelStructureError: if there is no such expectation, or the method or covariance does not serve it.
         """
-        form = compiled_form(reading, reading.initial_hyper())
+        form = reading.compiled_form(reading.initial_hyper())
         names = tuple(reading.factor_names)
         requested = self.bound if isinstance(self.bound, dict) else dict.fromkeys(reading.observed_names, self.bound)
         unknown = [name for name in requested if name not in names]

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....compilation.store import shared
 from ....linalg.cholesky import LARGEST_DENSE
 from ....linalg.solvers.posterior_precision import has_diagonal_gram
 from ....structure import ModelStructureError, SparseLinearReading, read_sparse_linear
 from ...front.files.saved_runs import diagnostics_from_content, state_from_content
 from ...front.options import default_tolerance
-from ...front.programs import compiled
 from ...front.results import Diagnostics, at_values
 from ...front.running.learning import Learned
 from ...front.state import EngineState, Fit, check_init_state, data_digest
@@ -211,7 +211,7 @@ class TreeFitter:
 
         :raises ValueError: if the log evidence is not finite, or ``init_state`` is of another model.
         """
-        programs, values = compiled(TreePrograms, reading, space, options), space.initial(self.init_values)
+        programs, values = shared(TreePrograms, reading, space, options), space.initial(self.init_values)
         data, fixed, hyper = reading.data, space.fixed, space.unpack(values)
         projection = programs.project(data, hyper)
         if init_state is None:
@@ -350,7 +350,7 @@ class TreeFitter:
 
         :raises ValueError: if the model is not the one that was run.
         """
-        programs, data, fixed = compiled(TreePrograms, reading, space, options), reading.data, space.fixed
+        programs, data, fixed = shared(TreePrograms, reading, space, options), reading.data, space.fixed
         values, state = state_from_content(content, reading, space, programs.init_state)
         hyper = space.unpack(values)
         projection = programs.project(data, hyper)

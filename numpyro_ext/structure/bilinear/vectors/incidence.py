@@ -6,7 +6,7 @@ from the coefficients of components by a reference cell in which one vector of e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 import jax
@@ -15,15 +15,13 @@ import numpy as np
 from jax import Array
 
 from ....compilation.quick_jit import quick_jit
-from ....compilation.recent import Recent
+from ....compilation.store import shared
 from ....linalg.gaussian.prior import DiagonalPrior
 from ...errors import ModelStructureError
 from .coefficients import Probe, Vectors, random_probe
 from .lookups import Combinations, filled_up
 
-__all__ = ["Incidence", "Roots", "find_incidence", "find_roots", "static_key"]
-
-_COMPILED = Recent(32)
+__all__ = ["Incidence", "LaidOut", "Roots", "find_incidence", "find_roots", "static_key"]
 
 Predict = Callable[[Array], Array]
 
@@ -43,6 +41,23 @@ class SidesRead(Protocol):
     def prior_at(self, name: str, env: Mapping[int, Any]) -> Any: ...
     def site_start(self, name: str) -> int: ...
     def layout_key(self, vectors: Vectors) -> tuple[Any, ...]: ...
+
+
+class LaidOut(NamedTuple):
+    """A reading whose sides are known, with its vectors: what functions of its cells are made of."""
+
+    reading: Any
+    vectors: Vectors
+
+    @property
+    def structure_key(self) -> Hashable:
+        """Equal for readings that differ in their data alone."""
+        key: Hashable = self.reading.layout_key(self.vectors)
+        return key
+
+    def skeleton(self) -> LaidOut:
+        """Reading and vectors without data and cells."""
+        return LaidOut(self.reading.skeleton(), self.vectors.without_cells())
 
 
 class Incidence(NamedTuple):
@@ -101,20 +116,8 @@ def find_incidence(
     """
     if not any(vectors.is_coupled):
         return vectors, (None, None), {}
-    skeleton, bare = reading.skeleton(), vectors.without_cells()
     probe, others = random_probe(vectors, rng_key), random_probe(vectors, jax.random.fold_in(rng_key, 1)).unknowns
-    names = [n for side in reading.sides for n in side]
-
-    def look_at(
-        env: dict[int, Any], probe: Probe, others: Array, cells: tuple[Any, Any, Any]
-    ) -> tuple[_Look, dict[str, Array]]:
-        rows, of_cells, places = cells
-        vectors = bare._replace(of_cells=of_cells)
-        look = _look_at_cells(skeleton.predictor_fn(env, rows), vectors, places, probe, others)
-        return look, _like_first({n: skeleton.prior_at(n, env) for n in names})
-
-    key = ("incidence", reading.layout_key(vectors), tuple(None if p is None else p.shape for p in places))
-    compiled = _COMPILED.get(key, lambda: quick_jit(look_at, is_lean=True))
+    compiled = shared(_look, LaidOut(reading, vectors))
     cells = reading.predictor_rows, tuple(vectors.of_cells), tuple(places)
     found = []
     # Weights that depend on hyperparameters differ between two values of these.
@@ -195,6 +198,20 @@ def _look_at_cells(
         (at_zero[rows], at_zero[columns]),
         jax.lax.map(predict, points),
     )
+
+
+def _look(of: LaidOut) -> Callable[..., tuple[_Look, dict[str, Array]]]:
+    names = [n for side in of.reading.sides for n in side]
+
+    def look_at(
+        env: dict[int, Any], probe: Probe, others: Array, cells: tuple[Any, Any, Any]
+    ) -> tuple[_Look, dict[str, Array]]:
+        rows, of_cells, places = cells
+        vectors = of.vectors._replace(of_cells=of_cells)
+        look = _look_at_cells(of.reading.predictor_fn(env, rows), vectors, places, probe, others)
+        return look, _like_first({n: of.reading.prior_at(n, env) for n in names})
+
+    return quick_jit(look_at, is_lean=True)
 
 
 def _check_finite(look: _Look, names: Sequence[Sequence[str]]) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from ....compilation.recent import Recent
+from ....compilation.store import Found, shared
 from ...errors import ModelStructureError
 from ...program.captured import Fingerprint, dtype_name
 from ...program.program import Program, make_program
@@ -23,6 +23,7 @@ from .start_values import initial_value
 
 __all__ = [
     "NUMBERS",
+    "DerivedProgram",
     "Distribution",
     "NotRecorded",
     "RecordedSite",
@@ -35,8 +36,6 @@ __all__ = [
     "take_apart",
 ]
 
-_DERIVED = Recent(192)
-_KEYS = Recent(256)
 _KNOWN = ("numpyro.", "numpyro_ext.")
 NUMBERS = bool | int | complex | np.bool_ | np.integer
 """Types that stay in a recording as they were written; floating numbers may turn out to change."""
@@ -211,7 +210,8 @@ class Recording:
             # What is derived keeps the families, so that no other gets their identities.
             key = Fingerprint((program.fingerprint(), own, tuple(map(id, families)), config))
             if _has_hash(key):
-                self.key, self._written = _first(key), _first(Fingerprint((program.as_written, own)))
+                # Keys that there were before, if they are equal: no part of them is looked at again.
+                self.key, self._written = shared(_first, key), shared(_first, Fingerprint((program.as_written, own)))
 
     def at_central_values(self, given: Mapping[str, object]) -> dict[str, dict[str, Any]]:
         """The sites with their arrays at the values that are given, and at central ones of others.
@@ -266,7 +266,8 @@ class Recording:
             leaves, structure = jax.tree.flatten(args)
             avals = [leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf) for leaf in leaves]
             shapes = tuple((a.shape, dtype_name(a.dtype), getattr(a, "weak_type", False)) for a in avals)
-            found = _DERIVED.get((self.key, key, structure, shapes, num_unknowns), make)
+            before = shared(DerivedProgram, self.key, key, structure, shapes, num_unknowns)
+            before.value = found = before.value or make()
         data = [own if o is None else self.data[o] for o, own in zip(found.origins, found.own, strict=True)]
         program = found.program.with_data(data)
         if self._written is not None:
@@ -294,8 +295,7 @@ class Recording:
 
 
 def _first(key: Fingerprint) -> Fingerprint:
-    """The key that there was before, if it is equal: no part of it is looked at again."""
-    return _KEYS.get(key, lambda: key)
+    return key
 
 
 def _has_hash(key: object) -> bool:
@@ -322,6 +322,10 @@ def make_or_derive(
         except Exception:  # the model itself says what is wrong, if anything is
             log_fault("What was asked of a recording is asked of the model")
     return make_program(function, *args, num_unknowns=num_unknowns)
+
+
+class DerivedProgram(Found["_Derived"]):
+    """The program that a function of a recording's sites was before."""
 
 
 class _Derived(NamedTuple):
