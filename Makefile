@@ -19,8 +19,13 @@ export NUMPYRO_EXT_DATA
 NUMPYRO_EXT_COMPILED_PROGRAMS ?= off
 export NUMPYRO_EXT_COMPILED_PROGRAMS
 
-# The fast tests compile with few optimisations (tests/conftest.py); these, the examples and notebooks as users do.
+# The fast tests compile with few optimisations (tests/conftest.py); these and the notebooks as users do.
 test-slow test-optimised: export NUMPYRO_EXT_TEST_OPTIMIZE = 1
+# QUICK=1 compiles examples and pages with few optimisations, as the fast tests are: half the time.
+QUICK ?=
+ifneq ($(QUICK),)
+docs-test site: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
+endif
 # What these run of their tests, such as 0/4 to 3/4; all if empty.
 SHARE ?=
 test-thorough test-slow test-newest test-optimised test-oldest: export NUMPYRO_EXT_TEST_SHARE = $(SHARE)

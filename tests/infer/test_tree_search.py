@@ -129,6 +129,7 @@ def test_units_measured_on_a_sample_are_those_of_all(noisy, small_parts):
         assert np.all(np.abs(np.log(some / np.sqrt(share) / whole)) < np.log(3.0)), (some, whole)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("python_handles_control_c")
 def test_an_interrupted_sample_ends_with_the_evidence_of_all(noisy, small_parts, monkeypatch):
     begun = []

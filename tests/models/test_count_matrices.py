@@ -40,6 +40,7 @@ def test_temporal_patterns_are_one_smooth_vector():
     assert neighbours > 0.3
 
 
+@pytest.mark.thorough
 def test_filters_of_a_receptive_field():
     stimulus, counts, filters = stimuli()
     engine = BilinearVG(receptive_field_counts, covariance="full", progress_bar=False)

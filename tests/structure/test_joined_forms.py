@@ -15,6 +15,7 @@ from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from numpyro_ext.potentials import GaussianPotential, PoissonExpPotential
 from numpyro_ext.potentials.families.ordinal import CumulativeProbitPotential
 from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian, joined
+from tests.tiers import thorough
 
 Y = (jnp.array([0.3, -1.2, 2.0]), jnp.array([1.0, 0.4]))
 COUNTS = (jnp.array([3, 0]), jnp.array([5]))
@@ -53,7 +54,7 @@ def test_what_is_put_together():
     assert jax.tree.structure(joined(one)) == jax.tree.structure(one)
 
 
-@pytest.mark.parametrize("algorithm", [expectation_propagation, laplace, natural_gradient])
+@pytest.mark.parametrize("algorithm", [*thorough(expectation_propagation), laplace, natural_gradient])
 def test_evidence_and_gradient_are_those_of_the_separate_families(algorithm, monkeypatch):
     def found(scale):
         form = form_of_many(scale)
