@@ -38,6 +38,15 @@ def with_dense_column(size):
     return SparsePattern.of(size, [*rows, *range(size)], [*columns, *[3] * size])
 
 
+def joined_cliques(number, size):
+    """Groups of which each unknown meets all others of its group, and the last four unknowns."""
+    apart = np.kron(np.eye(number, dtype=bool), np.ones((size, size), bool))
+    rows, columns = np.nonzero(np.tril(np.pad(apart, (0, 4)), -1))
+    last = number * size + np.arange(4)
+    to_all = np.stack(np.meshgrid(last, np.arange(number * size), indexing="ij")).reshape(2, -1)
+    return SparsePattern.of(number * size + 4, [*rows, *to_all[0]], [*columns, *to_all[1]])
+
+
 PATTERNS = {
     "one node": SparsePattern.of(1, [], []),
     "diagonal": SparsePattern.of(7, [], []),
@@ -46,6 +55,8 @@ PATTERNS = {
     "complete": SparsePattern.of(30, *np.tril_indices(30, -1)),
     # larger than what is eliminated in batches
     "complete, one large front": SparsePattern.of(140, *np.tril_indices(140, -1)),
+    # as halves of regular grids are
+    "large fronts of one size": joined_cliques(3, 100),
     "grid": grid(20),
     "tree": random_tree(300),
     "disconnected": random_pattern(200, 90, 2),

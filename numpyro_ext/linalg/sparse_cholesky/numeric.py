@@ -72,8 +72,9 @@ def solve_lower(batches: Sequence[Batch], factor: Array, b: Array) -> Array:
         y[batch.columns] = own
         if lower.size:
             change = np.matmul(lower, own)
-            if batch.is_large:
-                y[batch.rows[0]] -= change[0]
+            if batch.is_large:  # without padding, so that no row occurs twice in a front
+                for rows, part in zip(batch.rows, change, strict=True):
+                    y[rows] -= part
             elif b.shape[1] == 1:
                 np.subtract.at(y[:, 0], batch.rows.reshape(-1), change.reshape(-1))
             else:
