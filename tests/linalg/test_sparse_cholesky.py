@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
+import scipy.sparse.linalg
 from jax.test_util import check_grads
 
 from numpyro_ext.linalg.sparse_cholesky import SparsePattern, analyse, factorise, numeric, ordering
@@ -38,13 +40,12 @@ def with_dense_column(size):
     return SparsePattern.of(size, [*rows, *range(size)], [*columns, *[3] * size])
 
 
-def joined_cliques(number, size):
-    """Groups of which each unknown meets all others of its group, and the last four unknowns."""
+def joined_cliques(number, size, common):
+    """Groups of which each unknown meets all others of its group, and all unknowns that the groups have in common."""
     apart = np.kron(np.eye(number, dtype=bool), np.ones((size, size), bool))
-    rows, columns = np.nonzero(np.tril(np.pad(apart, (0, 4)), -1))
-    last = number * size + np.arange(4)
-    to_all = np.stack(np.meshgrid(last, np.arange(number * size), indexing="ij")).reshape(2, -1)
-    return SparsePattern.of(number * size + 4, [*rows, *to_all[0]], [*columns, *to_all[1]])
+    apart = np.pad(apart, (0, common))
+    apart[number * size :] = True
+    return SparsePattern.of(len(apart), *np.nonzero(np.tril(apart, -1)))
 
 
 PATTERNS = {
@@ -56,7 +57,9 @@ PATTERNS = {
     # larger than what is eliminated in batches
     "complete, one large front": SparsePattern.of(140, *np.tril_indices(140, -1)),
     # as halves of regular grids are
-    "large fronts of one size": joined_cliques(3, 100),
+    "large fronts of one size": joined_cliques(3, 100, 4),
+    # 50 and 45 are less than what is large, and their padding is more
+    "fronts that padding makes large": joined_cliques(3, 50, 45),
     "grid": grid(20),
     "tree": random_tree(300),
     "disconnected": random_pattern(200, 90, 2),
@@ -128,6 +131,32 @@ def test_beside_dense(name):
     assert sorted(analysis.order) == list(range(pattern.size))
     assert analysis.length >= analysis.fill
     check_on_host(pattern, analysis.order, analysis.batches)
+
+
+@pytest.mark.parametrize("side", [30, 45, 60])
+def test_surfaces_beside_superlu(side):
+    """Lattices in which unknowns meet two others on either side: fronts of all sizes, and several of one."""
+    walk = scipy.sparse.diags([1.0, -2.0, 1.0], [0, 1, 2], (side - 2, side))
+    both = scipy.sparse.kronsum(walk.T @ walk, walk.T @ walk) + 0.01 * scipy.sparse.eye(side**2)
+    lower = scipy.sparse.coo_array(scipy.sparse.tril(both))
+    pattern = SparsePattern.of(side**2, *lower.coords)
+    values = np.asarray(both.tocsr()[pattern.rows, pattern.columns]).ravel()
+    analysis = analyse(pattern)
+    factor = numeric.factorise(analysis.batches, values)
+    other = scipy.sparse.linalg.splu(both.tocsc(), permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
+    expected = np.sum(np.log(np.abs(other.U.diagonal())))
+    assert numeric.log_determinant(analysis.batches, factor) == pytest.approx(expected, rel=1e-12)
+    b = np.random.default_rng(0).standard_normal((side**2, 2))
+    inner = numeric.solve_lower(analysis.batches, factor, b[analysis.order])
+    found = np.empty_like(b)
+    found[analysis.order] = numeric.solve_upper(analysis.batches, factor, inner)
+    np.testing.assert_allclose(found, other.solve(b), atol=1e-9)
+    inverse = numeric.selected_inverse(analysis.batches, factor, values.size)
+    some = np.random.default_rng(1).integers(0, side**2, 20)
+    units = np.zeros((side**2, 20))
+    units[some, np.arange(20)] = 1.0
+    at = np.searchsorted(pattern.rows * side**2 + pattern.columns, some * (side**2 + 1))
+    np.testing.assert_allclose(inverse[at], other.solve(units)[some, np.arange(20)], rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["path", "grid", "disconnected", "much fill", "dense column"])

@@ -56,6 +56,8 @@ class Batch(NamedTuple):
     padding: NDArray[np.int64]
     """Places of the diagonal of padded columns."""
     children: tuple[Children, ...]
+    is_large: bool
+    """True if the fronts are eliminated one by one: none of them has padding."""
     start: int
     """Start of the factor of this batch in the flat array of all."""
 
@@ -69,11 +71,6 @@ class Batch(NamedTuple):
         """End of the factor of this batch."""
         fronts, own, below = self.shape
         return self.start + fronts * own * (own + below)
-
-    @property
-    def is_large(self) -> bool:
-        """True if the fronts are eliminated one by one, without padding."""
-        return sum(self.shape[1:]) > LARGEST_BATCHED
 
     @property
     def nbytes(self) -> int:
@@ -274,6 +271,7 @@ def _batches(
                 places[chosen],
                 (fronts * (k + r) + column) * (k + r) + column,
                 tuple(children[b]),
+                not np.any(is_small[ids]),
                 start,
             )
         )
