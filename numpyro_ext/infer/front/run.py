@@ -110,7 +110,7 @@ class FinishedRun(ABC):
         """Latent sites whose prior is flat and has no integral."""
         sites = self.reading.sites
         latent = [name for name in (*self.reading.field, *self.space.names) if name in sites]
-        return tuple(name for name in latent if sites[name].family == "ImproperUniform")
+        return tuple(name for name in latent if sites[name].is_improper)
 
     @property
     def diagnostics(self) -> Diagnostics:

@@ -23,7 +23,7 @@ from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
 from ...linalg.gaussian.block_diagonal import BlockDiagonal
-from ...linalg.gaussian.prior import FlatPrior, is_valid_prior
+from ...linalg.gaussian.prior import is_flat, is_valid_prior
 from ...structure import read_latent_gaussian
 from ...structure.latent_gaussian import LatentGaussian
 from ..gaussian.fitting.failures import not_finite_error
@@ -108,7 +108,7 @@ def estimate(
     >>> bool(abs(result.log_evidence - jnp.log(1 / 3)) < 3 * result.standard_error)
     True
     """
-    if any(isinstance(block, FlatPrior) for block in form.prior):
+    if any(is_flat(block) for block in form.prior):
         raise ValueError(
             "Annealing starts from a Gaussian prior, and a part of the field has none: flat priors have no evidence, "
             "and priors of coefficients that are not Gaussian are factors here."

@@ -90,7 +90,7 @@ def check_sites(sites: Mapping[str, SiteInfo], latent: Mapping[str, SiteInfo], g
                 f"is discrete ({site.family}), and particles move in continuous space: sum it out in the model "
                 "(Mixture distributions, the forward algorithm in a scan), or use MixedHMC or DiscreteHMCGibbs.",
             )
-        if site.family == "ImproperUniform" or site.is_masked:
+        if site.is_improper or site.is_masked:
             what = "is masked and so has no prior density" if site.is_masked else "has a flat prior"
             raise refuse(
                 name,

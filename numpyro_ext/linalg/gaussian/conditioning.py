@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .design import AnyDesign, DenseDesign, OperatorRows, SparseRows, StateSpaceDesign
-from .prior import FlatPrior, LowRankPrior, PriorBlock
+from .prior import FlatPrior, LowRankPrior, PriorBlock, is_flat
 from .row_pairs import is_summed_by_pair
 from .spaces.banded_space import BandedPosterior, BandedSpace, can_be_banded, is_worth_banding
 from .spaces.border_space import Border, BorderPosterior, BorderSpace
@@ -119,7 +119,7 @@ def choose_space(
     elif not isinstance(design, OperatorRows) and rows.shape[0] == 1 and not is_sequential:
         if can_be_banded(prior, design) and is_worth_banding(design):
             return "banded"
-    is_proper = not any(isinstance(block, FlatPrior) for block in prior)
+    is_proper = not any(is_flat(block) for block in prior)
     if is_proper and rows.shape[1] <= columns.shape[1]:
         return "observation"
     if isinstance(design, SparseRows) and rows.shape[0] == 1:

@@ -23,6 +23,7 @@ __all__ = [
     "PriorBlock",
     "SparsePrecisionPrior",
     "extreme_eigenvalues",
+    "is_flat",
     "is_valid_prior",
 ]
 
@@ -203,6 +204,11 @@ def _side_by_side(e: Array, matrix: Array) -> Array:
 
 
 PriorBlock = DiagonalPrior | CovariancePrior | LowRankPrior | PrecisionPrior | FlatPrior | SparsePrecisionPrior
+
+
+def is_flat(block: PriorBlock) -> bool:
+    """True if the density of a block is constant in some direction."""
+    return isinstance(block, FlatPrior) or (isinstance(block, SparsePrecisionPrior) and block.num_flat > 0)
 
 
 def extreme_eigenvalues(block: CovariancePrior | LowRankPrior | PrecisionPrior) -> tuple[np.ndarray, np.ndarray]:

@@ -129,11 +129,11 @@ class SparsePrecisionPrior:
 
         :raises ValueError: if unknowns are constrained, or it is too large to be held.
         """
-        self._check_dense("dense precision")
+        self._check_dense("dense precision", may_be_flat=True)
         return multiply(self.pattern, self.values, jnp.eye(self.size, dtype=self.values.dtype))[None]
 
-    def _check_dense(self, what: str) -> None:
-        if self.directions is not None:
+    def _check_dense(self, what: str, may_be_flat: bool = False) -> None:
+        if self.directions is not None and not (may_be_flat and self.num_flat):
             raise ValueError(
                 f"a field that adds up to zero, or is flat, has no {what}: condition it with space='sparse-cholesky'."
             )

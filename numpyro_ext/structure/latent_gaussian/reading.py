@@ -247,7 +247,7 @@ class LatentGaussianReading(ModelReading):
             rows.pattern, rows.num_columns, coupled, sites, cost, num_inducing, overhead=self._costs.border
         )
 
-    def _sparse_layout(self) -> SparseLayout:
+    def _sparse_layout(self) -> SparseLayout | None:
         blocks = {
             n: jax.tree.map(lambda atom: jax.ShapeDtypeStruct(self._program.shape(atom), float), self._trace.priors[n])
             for n in self.field

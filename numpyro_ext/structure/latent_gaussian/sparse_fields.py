@@ -23,8 +23,8 @@ def sparse_layout(
     sizes: Sequence[int],
     rows: AffineRows | StateRows,
     maps: Sequence[AffineRows | StateRows],
-) -> SparseLayout:
-    """The layout of prior and rows together.
+) -> SparseLayout | None:
+    """The layout of prior and rows together; none where predictors see much of small flat fields, which are dense.
 
     :param blocks: priors of the field by the names of its sites, with shapes in place of numbers.
     :param sizes: unknowns of each.
@@ -34,6 +34,8 @@ def sparse_layout(
     """
     sparse = [name for name, block in blocks.items() if isinstance(block, SparsePrecisionPrior)]
     if not isinstance(rows, AffineRows) or rows.indices is None:
+        if isinstance(rows, AffineRows) and all(_is_small_and_flat(blocks[name]) for name in sparse):
+            return None
         raise ModelStructureError(
             f"site '{sparse[0]}' is a field of a sparse precision, and predictors depend on so many of its "
             "unknowns that nothing sparse is left (sums over the field, matrix products with it, scans). Let each "
@@ -53,3 +55,7 @@ def sparse_layout(
     patterns_of_maps = [r.pattern for r in maps if isinstance(r, AffineRows) and r.pattern is not None]
     others = [pattern for pattern in patterns_of_maps if pattern.shape[1] <= _WIDEST_MAP]
     return find_layout(patterns, sizes, rows.indices.columns, rows.indices.is_entry, others)
+
+
+def _is_small_and_flat(block: PriorBlock) -> bool:
+    return isinstance(block, SparsePrecisionPrior) and block.num_flat > 0 and block.size <= LARGEST_DENSE_FIELD

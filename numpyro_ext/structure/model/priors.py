@@ -92,11 +92,12 @@ def why_not_read(fn: dist.Distribution) -> str | None:
     if not isinstance(base, GaussianMarkovRandomField):
         return None
     size = base.event_shape[0]
-    if not base.is_proper:
+    if not base.is_proper and not is_sparse_field(fn):
         return (
-            "is flat along its null space, and engines take a GaussianMarkovRandomField only where it is proper. Write "
-            "the same prior as two sites: sum_to_zero=True for this one, and null_space @ coefficients added to it, "
-            "with the coefficients from dist.Normal(0, 10) or ImproperUniform. NUTS and SVI take it as it is"
+            "is a batch of fields that are flat along their null space, and engines take such fields one by one. Write "
+            "each as a site of its own, or the same prior as two sites: sum_to_zero=True for this one, and "
+            "null_space @ coefficients added to it, with the coefficients from dist.Normal(0, 10). NUTS and SVI take "
+            "it as it is"
         )
     if size > _LARGEST_FIELD and not is_sparse_field(fn):
         return (
@@ -111,8 +112,9 @@ def is_sparse_field(fn: dist.Distribution) -> bool:
     """True if the innovation of a site keeps the sparse precision of its Gaussian Markov random field: it then has all
     values of the field, also where these add up to zero, and not coordinates of the space on which they do."""
     base = unwrap(fn)
-    is_field = isinstance(base, GaussianMarkovRandomField) and base.is_proper and not is_unweighted(fn)
-    return is_field and fn.batch_shape == () and base.event_shape[0] > LARGEST_DENSE_FIELD
+    if not isinstance(base, GaussianMarkovRandomField) or is_unweighted(fn) or fn.batch_shape:
+        return False
+    return not base.is_proper or base.event_shape[0] > LARGEST_DENSE_FIELD
 
 
 def is_factor(fn: dist.Distribution) -> bool:

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from ....linalg.gaussian.conditioning import Space
 from ....linalg.gaussian.marginals import Marginals
-from ....linalg.gaussian.prior import FlatPrior, is_valid_prior
+from ....linalg.gaussian.prior import is_flat, is_valid_prior
 from ....structure.latent_gaussian import LatentGaussian, joined
 from .posterior import gaussian_prior
 from .tilting import Tilted, tilt, without_sites
@@ -88,4 +88,4 @@ def exceeds_one(form: LatentGaussian, log_evidence: Array) -> Array:
 
 def has_flat(form: LatentGaussian) -> bool:
     """True if some prior is flat."""
-    return any(isinstance(block, FlatPrior) for block in form.prior)
+    return any(is_flat(block) for block in form.prior)

@@ -7,7 +7,7 @@ observations, :math:`e = C A^T a`, so that no covariance is inverted, or whitene
 >>> import jax.numpy as jnp
 >>> from numpyro_ext.infer.gaussian.algorithms import laplace
 >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
->>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
+>>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior, is_flat
 >>> from numpyro_ext.potentials import ProbitPotential
 >>> from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
 >>> form = LatentGaussian(
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ....linalg.gaussian.conditioning import LinearGaussian, Space
-from ....linalg.gaussian.prior import FlatPrior, is_valid_prior
+from ....linalg.gaussian.prior import is_flat, is_valid_prior
 from ....structure.latent_gaussian import LatentGaussian, joined
 from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
@@ -134,7 +134,7 @@ def solve(
     objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
     log_volume = prior.condition(curvature, jnp.zeros_like(curvature)).log_volume()
     is_proper = jnp.isfinite(log_volume)
-    if any(isinstance(block, FlatPrior) for block in form.prior):
+    if any(is_flat(block) for block in form.prior):
         # Newton's decrement also vanishes where factors saturate on the way to infinity (separated classes), but then
         # at the rate exp(-1/2) a step, and not quadratically as at a maximum.
         is_proper &= ~(state.gradient_norm > _SLOWEST_DECREASE * state.previous_norm)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from ....linalg.gaussian.design import AnyDesign, DenseDesign, Design, OperatorRows, StateSpaceDesign
-from ....linalg.gaussian.prior import FlatPrior
+from ....linalg.gaussian.prior import FlatPrior, SparsePrecisionPrior, is_flat
 from ....potentials import ElementwisePotential, PairPotential
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
@@ -116,7 +116,7 @@ def check_flat_priors(reading: LatentGaussianReading, hyper: dict[str, Array]) -
     """
     expected = reading.abstract_form
     # Rows that are known by their products are not written down where nothing has failed.
-    if any(isinstance(b, FlatPrior) for b in expected.prior) and not isinstance(expected.design, OperatorRows):
+    if any(map(is_flat, expected.prior)) and not isinstance(expected.design, OperatorRows):
         found = _flat_direction(reading, reading.compiled_form(hyper))
         if found is not None:
             raise ValueError(f"The log evidence is not finite{at_values(hyper)}. {found}")
@@ -125,14 +125,21 @@ def check_flat_priors(reading: LatentGaussianReading, hyper: dict[str, Array]) -
 def _flat_direction(reading: LatentGaussianReading, form: LatentGaussian) -> str | None:
     """A direction of the sites with a flat prior in which no predictor changes."""
     design = _entries(form.design)
-    if design is None or design.num_rows * design.num_columns > _LARGEST_MATRIX:
+    widths = [b.size if isinstance(b, FlatPrior) else getattr(b, "num_flat", 0) for b in form.prior]
+    if design is None or design.num_rows * sum(widths) > _LARGEST_MATRIX:
         return None
     in_use = design.scale_rows(jnp.concatenate(form.observed).astype(form.offset.dtype))
     parts, places, start = [np.zeros((design.num_rows, 0))], [], 0
-    for name, block in zip(_names_of_blocks(reading, form), form.prior, strict=True):
+    for name, block, width in zip(_names_of_blocks(reading, form), form.prior, widths, strict=True):
+        own = in_use.column_range(start, block.size)
         if isinstance(block, FlatPrior):
-            parts.append(np.asarray(in_use.column_range(start, block.size).to_dense(), float))
-            places += [(name, element) for element in range(block.size)]
+            parts.append(np.asarray(own.to_dense(), float))
+            places += [(name, f"element {element}") for element in range(width)]
+        elif isinstance(block, SparsePrecisionPrior) and width and block.directions is not None:
+            along = np.asarray(own.matvec(block.directions.T).T, float)
+            size = float(jnp.sqrt(jnp.sum(own.squared().matvec(jnp.ones(block.size, form.offset.dtype)))))
+            parts.append(np.where(np.linalg.norm(along, axis=0) > _NO_LENGTH * size, along, 0.0))
+            places += [(name, f"null space (column {column})") for column in range(width)]
         start += block.size
     found = [places[k] for k in _undetermined(np.concatenate(parts, axis=1))]
     if not found:
@@ -143,12 +150,12 @@ def _flat_direction(reading: LatentGaussianReading, form: LatentGaussian) -> str
             f"priors of sites {sites} are flat, and the observations do not change along a direction of them together"
         )
         return f"The {said}, as an intercept and effects of all groups have. Give a proper prior, such as {_PROPER}."
-    shown = ", ".join(str(element) for _, element in found[:5]) + (", ..." if len(found) > 5 else "")
+    shown = ", ".join(place.removeprefix("element ") for _, place in found[:5]) + (", ..." if len(found) > 5 else "")
     said = (
         f"do not change if the same is added to its elements {shown}, as where they are only compared with each other"
     )
     if len(found) == 1:
-        said = f"say nothing of its element {shown}"
+        said = f"say nothing of its {found[0][1]}"
     return (
         f"The prior of site {sites[0]!r} is flat, and the observations {said}. Give a proper prior, such as {_PROPER}."
     )

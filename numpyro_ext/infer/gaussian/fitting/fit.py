@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ....linalg.gaussian.prior import FlatPrior
+from ....linalg.gaussian.prior import is_flat
 from ....structure import LatentGaussianReading, ModelReading
 from ...front.results import Diagnostics, HyperDiagnostics
 from ...front.running.chunks import run_in_chunks
@@ -225,7 +225,7 @@ def _diagnose(
 
 def _flat_sites(reading: LatentGaussianReading) -> list[str]:
     blocks = zip(reading.field, reading.abstract_form.prior, strict=True)
-    return [n for n, block in blocks if isinstance(block, FlatPrior) and n not in reading.factor_names]
+    return [n for n, block in blocks if is_flat(block) and n not in reading.factor_names]
 
 
 def _skipped_by_site(reading: LatentGaussianReading, info: Any) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 import jax
 import numpy as np
 
-from ....linalg.gaussian.prior import FlatPrior
+from ....linalg.gaussian.prior import is_flat
 from ....structure import LatentGaussianReading, ModelStructureError
 from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.options import check_one_of
@@ -170,7 +170,7 @@ class VariationalGaussian(Engine):
 
 def _check_proper(reading: LatentGaussianReading, form: LatentGaussian, method: str) -> None:
     for block in form.prior:
-        if isinstance(block, FlatPrior):
+        if is_flat(block):
             raise ModelStructureError(
                 f"method={method!r} works with the prior covariance of the predictors, and the field "
                 f"({', '.join(map(repr, reading.field))}) has a part whose prior is flat or not Gaussian, which "

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from ....linalg.gaussian.design import DenseDesign, OperatorRows, StateSpaceDesign
-from ....linalg.gaussian.prior import FlatPrior
+from ....linalg.gaussian.prior import is_flat
 from ....linalg.gaussian.spaces.shared_space import SharedSpace
 from ....structure import ModelStructureError
 from ....structure.latent_gaussian.form import LatentGaussian
@@ -30,7 +30,7 @@ def check_shared_covariance(forms: Iterable[LatentGaussian]) -> None:
     :raises ModelStructureError: saying what differs.
     """
     for form in forms:
-        if any(isinstance(block, FlatPrior) for block in form.prior):
+        if any(is_flat(block) for block in form.prior):
             raise ModelStructureError(
                 f"covariance='shared' needs proper priors, and a part of the field is flat. {_ADVICE}"
             )

@@ -53,7 +53,7 @@ class WhitenedPrior(NamedTuple):
             elif isinstance(block, SparsePrecisionPrior):
                 factors.append(ones)
                 precisions.append(block.precision_part())
-                total += 0.5 * block.log_determinant()
+                total += 0.5 * (block.log_determinant() + block.num_flat * math.log(2.0 * math.pi))
             else:
                 factors.append(block.scale_part())
                 precisions.append(ones)

@@ -41,6 +41,8 @@ class SiteInfo(NamedTuple):
     """Name of the distribution."""
     is_candidate: bool = False
     """True if it may join the field: of a family that the reading takes (Gaussian or flat), and not masked."""
+    is_improper: bool = False
+    """True if its density has no integral."""
     is_discrete: bool = False
     is_masked: bool = False
     transform: Any = None
@@ -215,7 +217,8 @@ def _inspect(name: str, site: Message) -> SiteInfo:
     base, mask = unwrap(fn), mask_of(fn)
     _check_arrays(name, base)
     plates = tuple((frame.name, frame.size) for frame in site["cond_indep_stack"])
-    info = info._replace(family=type(base).__name__, plates=plates, mask=mask)
+    is_improper = isinstance(base, dist.ImproperUniform) or not getattr(base, "is_proper", True)
+    info = info._replace(family=type(base).__name__, is_improper=is_improper, plates=plates, mask=mask)
     if site["is_observed"]:
         _check_order(name, base)
         shape = fn.batch_shape + fn.event_shape
