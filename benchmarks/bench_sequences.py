@@ -52,7 +52,7 @@ def by_rows(num_users: int) -> float:
     setting = Setting({**OPTIONS, "num_users": num_users}, jnp.zeros(WIDTH), num_users)
     program = Program(collaborative_rnn, None, OPTIM, Trace_ELBO(), "users", CHUNK)
     users, args = source.first(BATCH, setting.carry)
-    state: Any = program.init(random.key(0), num_users, users, args, setting.kwargs)
+    state: Any = program.init(random.key(0), num_users, users, args, setting)
     rng, key = np.random.default_rng(1), random.key(1)
 
     def step() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def collaborative_rnn(
     users: ArrayLike,
     events: ArrayLike,
     mask: ArrayLike,
-    carry: Array,
+    carry: Any,
     *,
     num_users: int,
     num_items: int,
@@ -30,7 +30,8 @@ def collaborative_rnn(
     personal: Literal["full", "none", "deviation", "low-rank"] = "full",
     rank: int = 8,
     candidate: Literal["tanh", "logistic"] = "tanh",
-) -> Array:
+    pointer: bool = False,
+) -> Any:
     r"""Collaborative recurrent network: items are shared by all, the recurrent matrices are personal (Ko, 2017).
 
     Each event is scored under the state before it, and then taken in:
@@ -55,7 +56,18 @@ def collaborative_rnn(
       the matrices ``W_h_basis`` of shape ``(rank, width, width)``, and item offsets ``W_out_basis`` of shape ``(rank,
       num_items)``.
 
-    The last two need a guide, such as NumPyro's ``AutoNormal``.
+    The last two need a guide, such as NumPyro's ``AutoNormal``; for ``"low-rank"`` better ``ChunkedSVI(local=
+    "laplace")``.
+
+    With ``pointer=True`` a gate chooses between the network and the items that the person herself had so far, by how
+    often (counts :math:`c`, :math:`n` in all):
+
+    .. math::
+        p(y_t) = g\, \text{softmax}(W_\text{out} h_{t-1})_{y_t} + (1 - g)\, c_{y_t} / n, \qquad
+        \log\frac{g}{1 - g} = w^\top h_{t-1} + b - s \log n
+
+    with the parameters ``pointer_weights``, ``pointer_offset`` and ``pointer_power``; the first event is the network's.
+    The counts are a second part of the carry: ``run(..., carry=(jnp.zeros(width), jnp.zeros(num_items)))``.
 
     **Example:**
 
@@ -76,7 +88,8 @@ def collaborative_rnn(
     :param users: indices of the users of the batch, shape ``(users,)``.
     :param events: items, integers from zero, shape ``(users, steps)``.
     :param mask: cells of ``events`` that are events, shape ``(users, steps)``.
-    :param carry: state before, shape ``(users, width)``; zeros before the first event.
+    :param carry: state before, shape ``(users, width)``; zeros before the first event. With ``pointer``, a tuple of it
+        and of the counts so far, shape ``(users, num_items)``.
     :param int num_users: number of users.
     :param int num_items: number of items.
     :param int width: size of the state.
@@ -85,11 +98,12 @@ def collaborative_rnn(
     :param int rank: coefficients of a user, for ``"low-rank"``.
     :param candidate: function of the new state (``"tanh"``) or of the candidate (``"gru"``): hyperbolic tangent or
         logistic.
-    :return: the state after, for the next chunk.
-    :raises ValueError: for an unknown option.
+    :param bool pointer: mix the network with the person's own counts, above.
+    :return: the carry after, for the next chunk.
+    :raises ValueError: for an unknown option, or a carry without counts.
 
     **Source:** Ko (2017), thesis, section 3.3, equations 145 to 152. Its candidate matrix is personal as well, which
-    equation 152 leaves out.
+    equation 152 leaves out. For the gate Merity, Xiong, Bradbury and Socher (2017), *Pointer sentinel mixture models*.
     """
     options: dict[str, tuple[str, tuple[str, ...]]] = {
         "cell": (cell, ("tanh", "gru")),
@@ -99,11 +113,17 @@ def collaborative_rnn(
     for name, (value, known) in options.items():
         if value not in known:
             raise ValueError(f"collaborative_rnn: {name} is one of {known}; got {value!r}.")
+    if pointer and not (isinstance(carry, tuple) and len(carry) == 2):
+        raise ValueError(
+            "collaborative_rnn: with pointer=True the carry has the counts of the items as well: "
+            "run(..., carry=(jnp.zeros(width), jnp.zeros(num_items)))."
+        )
+    state, counts = carry if pointer else (carry, None)
     events, activation = jnp.asarray(events), {"tanh": jnp.tanh, "logistic": jax.nn.sigmoid}[candidate]
     weights = dist.Normal(0.0, width**-0.5)
 
-    def parameter(name: str, *shape: int) -> Array:
-        value: Array = numpyro.param(name, lambda key: weights.sample(key, shape))
+    def parameter(name: str, *shape: int, scale: float = 1.0) -> Array:
+        value: Array = numpyro.param(name, lambda key: scale * weights.sample(key, shape))
         return value
 
     gates = ["h"] if cell == "tanh" else ["h", "zh", "rh"]
@@ -114,8 +134,9 @@ def collaborative_rnn(
     if personal == "deviation":
         spread = numpyro.param("deviation_scale", jnp.array(0.1), constraint=constraints.positive)
     if personal == "low-rank":
-        bases = {gate: parameter(f"W_{gate}_basis", rank, width, width) for gate in gates}
-        offsets = parameter("W_out_basis", rank, num_items)
+        # small, so that people begin near the pooled network
+        bases = {gate: parameter(f"W_{gate}_basis", rank, width, width, scale=0.1) for gate in gates}
+        offsets = parameter("W_out_basis", rank, num_items, scale=0.1)
 
     plate = partial(numpyro.plate, "users", num_users, subsample_size=len(users), dim=-2)  # type: ignore[arg-type]
     # without this, NumPyro's SVI would draw other users
@@ -149,8 +170,29 @@ def collaborative_rnn(
             return (1.0 - fraction) * state + fraction * new, state
 
         step = tanh_step if cell == "tanh" else gru_step
-        carry, before = lax.scan(step, carry, [matrix.T[events.T] for matrix in inputs])
-        logits = jnp.swapaxes(before, 0, 1) @ W_out.T + offset
+        state, before = lax.scan(step, state, [matrix.T[events.T] for matrix in inputs])
+        before = jnp.swapaxes(before, 0, 1)
+        logits = before @ W_out.T + offset
+        if counts is not None:
+            odds = before @ numpyro.param("pointer_weights", jnp.zeros(width))
+            odds += numpyro.param("pointer_offset", jnp.array(1.0))
+            logits, counts = _with_own(
+                logits, odds, numpyro.param("pointer_power", jnp.array(0.5)), counts, events, mask
+            )
         with numpyro.plate("steps", events.shape[1], dim=-1), handlers.mask(mask=mask):
             numpyro.sample("event", dist.Categorical(logits=logits), obs=events)
-    return carry
+    return (state, counts) if pointer else state
+
+
+def _with_own(
+    logits: Array, odds: Array, power: Array, counts: Array, events: Array, mask: ArrayLike
+) -> tuple[Array, Array]:
+    """Log probabilities of the mixture with the person's own counts before each event, and the counts after all."""
+    taken = jax.nn.one_hot(events, logits.shape[-1], dtype=counts.dtype) * jnp.asarray(mask)[..., None]
+    after = counts[:, None] + jnp.cumsum(taken, 1)
+    own = after - taken
+    number = own.sum(-1, keepdims=True)
+    network, odds = jax.nn.log_softmax(logits), odds[..., None] - power * jnp.log(jnp.maximum(number, 1.0))
+    shares = jnp.log(own) - jnp.log(jnp.maximum(number, 1.0)) + jax.nn.log_sigmoid(-odds)
+    mixed = jnp.logaddexp(network + jax.nn.log_sigmoid(odds), shares)
+    return jnp.where(number > 0, mixed, network), after[:, -1]

@@ -5,7 +5,7 @@ from .events import EventSequences, EventSplit
 from .factorisation import MatrixFactorisation, matrix_factorisation_objective
 from .hidden_markov import HiddenMarkovBaseline, HiddenMarkovFit, fit_hidden_markov
 from .mixtures import PersonalMixture
-from .plots import plot_error_by_entropy, plot_error_by_history
+from .plots import plot_error_by_entropy, plot_error_by_history, plot_training
 from .predictor import Predictor, SequencePredictor
 from .scores import (
     GroupScore,
@@ -41,5 +41,6 @@ __all__ = [
     "next_item_ranks",
     "plot_error_by_entropy",
     "plot_error_by_history",
+    "plot_training",
     "sequence_scores",
 ]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from jax import random
 from numpy.typing import ArrayLike
 
 from ..display import Shown
+from ..infer.stochastic.chunks import batches_of_events, chunk_of, joined
 from ..linalg.saved_names import saved_as
 
 __all__ = ["EventSequences", "EventSplit", "hold_out"]
@@ -155,6 +157,34 @@ class EventSequences(Shown):
         """Items of one user, by index."""
         start = self.starts[user]
         return self.items[start : start + self.lengths[user]]
+
+    def batches(
+        self, batch_size: int, *, chunk: int, rng_key: Any = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Batches of users of like length, as those of an epoch of ``ChunkedSVI``.
+
+        :param int batch_size: users of a batch; the last may be smaller.
+        :param int chunk: sequences are padded to a quarter, a half, or a multiple of this.
+        :param rng_key: for the order of batches; without it they stand from short to long.
+        :return: users of each batch, their items, zero beyond the end, of shape ``(users, steps)``, and where there are
+            events. Users without events are in none.
+
+        **Example:**
+
+        >>> from numpyro_ext.sequences import EventSequences
+        >>> log = EventSequences.from_lists([["a", "b", "b"], ["b"], ["a", "a"]])
+        >>> for users, items, mask in log.batches(2, chunk=4):
+        ...     print(users, items.tolist(), mask.sum())
+        [1] [[1]] 1
+        [2 0] [[0, 0, 0, 0], [0, 1, 1, 0]] 5
+        """
+        uniform = (
+            np.zeros(2 * self.num_users) if rng_key is None else np.asarray(random.uniform(rng_key, (2 * len(self),)))
+        )
+        for batch in batches_of_events(self.lengths, batch_size, chunk, uniform):
+            start, length = self.starts[batch.users], self.lengths[batch.users]
+            items, mask, _ = chunk_of(self, start, length, 0, batch.width * batch.num_chunks)
+            yield batch.users, np.asarray(items), np.asarray(mask)
 
     def entropies(self) -> np.ndarray:
         """Entropy in nats of the items of each user, zero without events, shape ``(users,)``."""
@@ -330,9 +360,8 @@ def _cut(sequences: EventSequences, sizes: np.ndarray) -> tuple[EventSequences, 
 
 
 def _joined(first: EventSequences, second: EventSequences) -> EventSequences:
-    order = np.argsort(np.concatenate([first.users, second.users]), kind="stable")
-    items = np.concatenate([first.items, second.items])[order]
-    return replace(first, items=items, lengths=first.lengths + second.lengths, notes=())
+    whole = joined(first, second)
+    return replace(first, items=np.asarray(whole.items), lengths=np.asarray(whole.lengths), notes=())
 
 
 def _codes(name: str, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

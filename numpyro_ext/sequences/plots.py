@@ -1,4 +1,4 @@
-"""Pictures of a comparison of predictors: error against what is known of a person, and against how varied she is."""
+"""Pictures of training, and of error against what is known of a person and how varied she is."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from ..infer.stochastic.fit import ChunkedFit
 from ..optional import optional
 from .scores import GroupScore, SequenceComparison
 
-__all__ = ["plot_error_by_entropy", "plot_error_by_history"]
+__all__ = ["plot_error_by_entropy", "plot_error_by_history", "plot_training"]
 
 
 def plot_error_by_history(table: SequenceComparison, *, axis: Any = None) -> Any:
@@ -30,6 +31,25 @@ def plot_error_by_entropy(table: SequenceComparison, *, axis: Any = None) -> Any
     :return: the axis.
     """
     return _plot_groups({name: scores.by_entropy for name, scores in table.scores.items()}, axis)
+
+
+def plot_training(fit: ChunkedFit, *, axis: Any = None) -> Any:
+    """Loss of each epoch of a training, with the error on the validation and the epoch that was kept.
+
+    :param ChunkedFit fit: the trained network.
+    :param axis: of matplotlib; a new figure by default.
+    :return: the axis.
+    """
+    axis = optional("matplotlib.pyplot", "demo").figure(layout="constrained").gca() if axis is None else axis
+    axis.plot(np.arange(1, len(fit.losses) + 1), fit.losses, label="training")
+    errors = fit.validation_errors
+    if len(errors):
+        axis.plot(np.arange(1, len(errors) + 1), errors, label="validation")
+        axis.plot(fit.best_epoch, errors[fit.best_epoch - 1], "o", label="kept")
+    axis.set_xlabel("epoch")
+    axis.set_ylabel("nats per event" if fit.is_sequential else "nats per row")
+    axis.legend(frameon=False, fontsize="small")
+    return axis
 
 
 def _plot_groups(scores: dict[str, dict[str, GroupScore]], axis: Any) -> Any:

@@ -466,6 +466,8 @@ def test_optimisers_and_options_that_cannot_work_are_refused(engine):
         run(engine, patience=2)
     with pytest.raises(ValueError, match="give the carry of one user"):
         run(engine, carry=None)
+    with pytest.raises(ValueError, match="a run on other data of this size"):
+        run(engine, init_state=run(engine, sequences([one[::-1] for one in LISTS], 3)).last_state)
     with pytest.raises(ValueError, match="another model, optimiser or number of rows"):
         run(engine, init_state=run(engine, sequences([[0, 1], [1]], 3)).last_state)
 

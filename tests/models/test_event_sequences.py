@@ -49,6 +49,42 @@ def test_matrices_of_all_personal_parts_act_as_free_ones(cell, candidate):
         np.testing.assert_allclose(*log_probs, rtol=1e-5)
 
 
+@pytest.mark.thorough
+def test_the_gate_mixes_the_network_with_the_persons_own_counts():
+    """Density by hand, event by event, at once and in chunks that hand the counts on."""
+    options = {**SIZES, "personal": "none", "pointer": True}
+    values = {"pointer_weights": jnp.array([2.0, -1.0]), "pointer_offset": 0.3, "pointer_power": 0.7}
+    zeros = (jnp.zeros((2, 2)), jnp.zeros((2, 5)))
+
+    def run(events, mask, carry):
+        model = substitute(seed(collaborative_rnn, 0), values)
+        sites = trace(model).get_trace(jnp.array([2, 0]), events, mask, carry, **options)
+        return sites, substitute(seed(model, 0), values)(jnp.array([2, 0]), events, mask, carry, **options)
+
+    sites, (_, counts) = run(EVENTS, MASK, zeros)
+    found = sites["event"]["fn"].log_prob(EVENTS)
+    np.testing.assert_array_equal(counts, [[1, 1, 1, 1, 0], [0, 0, 0, 1, 1]])
+    np.testing.assert_allclose(jnp.exp(sites["event"]["fn"].base_dist.logits).sum(-1), 1.0, rtol=1e-6)
+    W_h, W_in, W_out = (np.asarray(sites[name]["value"]) for name in ("W_h", "W_in", "W_out"))
+    events = [[0, 1, 2, 3], [4, 3]]
+    for row, items in enumerate(events):
+        state, own = np.zeros(2), np.zeros(5)
+        for place, item in enumerate(items):
+            network = np.exp(W_out @ state) / np.exp(W_out @ state).sum()
+            total = own.sum()
+            weight = np.exp(state @ [2.0, -1.0] + 0.3)
+            gate = weight / (weight + total**0.7)
+            expected = gate * network + (1 - gate) * own / max(total, 1)
+            np.testing.assert_allclose(found[row, place], np.log(expected[item]), rtol=1e-5)
+            state = np.tanh(W_h @ state + W_in[:, item])
+            own[item] += 1
+    _, carry = run(EVENTS[:, :1], MASK[:, :1], zeros)
+    later = run(EVENTS[:, 1:], MASK[:, 1:], carry)[0]["event"]["fn"].log_prob(EVENTS[:, 1:])
+    np.testing.assert_allclose(later, found[:, 1:], rtol=1e-5)
+    with pytest.raises(ValueError, match="the carry has the counts"):
+        collaborative_rnn(*ARGUMENTS, **SIZES, pointer=True)
+
+
 def test_options_that_do_not_exist_are_named():
     with pytest.raises(ValueError, match="personal is one of .*low-rank.*; got 'some'"):
         collaborative_rnn(*ARGUMENTS, **SIZES, personal="some")

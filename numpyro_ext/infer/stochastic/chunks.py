@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +18,17 @@ class Events(NamedTuple):
     items: ArrayLike
     starts: ArrayLike
     lengths: ArrayLike
+
+
+class Ragged(Protocol):
+    """Whatever has ragged sequences, such as ``Events`` and ``EventSequences``."""
+
+    @property
+    def items(self) -> ArrayLike: ...
+    @property
+    def starts(self) -> ArrayLike: ...
+    @property
+    def lengths(self) -> ArrayLike: ...
 
 
 class Batch(NamedTuple):
@@ -63,7 +74,7 @@ def checked_events(data: Any, num_items: int | None = None) -> Events:
     return Events(items.astype(np.int32), starts.astype(np.int32), lengths.astype(np.int32))
 
 
-def joined(first: Events, second: Events) -> Events:
+def joined(first: Ragged, second: Ragged) -> Events:
     """Sequences of which each begins with that of ``first`` and goes on with that of ``second``."""
     a, b = np.asarray(first.lengths), np.asarray(second.lengths)
     if a.shape != b.shape:
@@ -118,7 +129,9 @@ def batches_of_rows(num_rows: int, batch_size: int, uniform: np.ndarray) -> list
     return [Batch(part, 0, 1) for part in np.split(order, np.arange(batch_size, num_rows, batch_size))]
 
 
-def chunk_of(events: Events, start: Array, length: Array, number: Array, width: int) -> tuple[Array, Array, Array]:
+def chunk_of(
+    events: Ragged, start: Array, length: Array, number: Array | int, width: int
+) -> tuple[Array, Array, Array]:
     """One chunk of some users.
 
     :param start: first event of each user, shape ``(users,)``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import jax
@@ -56,6 +57,10 @@ class Rows(NamedTuple):
     def size(self, batch: Batch) -> int:
         """Rows of a batch."""
         return len(batch.users)
+
+    def digest(self) -> str:
+        """Digest of the arrays."""
+        return _digest(self.data)
 
 
 class Sequences(NamedTuple):
@@ -113,3 +118,15 @@ class Sequences(NamedTuple):
     def size(self, batch: Batch) -> int:
         """Events of a batch."""
         return int(np.asarray(self.events.lengths)[batch.users].sum())
+
+    def digest(self) -> str:
+        """Digest of training and validation."""
+        return _digest((self.events, self.validation))
+
+
+def _digest(arrays: Any) -> str:
+    found = blake2b(digest_size=16)
+    for array in map(np.asarray, jax.tree.leaves(arrays)):
+        found.update(f"{array.dtype}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()

@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 from ...display import Shown
 from ..front.files.archive import write_archive
 from .chunks import Events, checked_events, joined
-from .people import PersonalPosterior
+from .people import Given, PersonalPosterior
 from .program import Parameters, Program, Setting
 
 __all__ = ["ChunkedFit", "TrainingState"]
@@ -44,6 +44,8 @@ class TrainingState(NamedTuple):
     """Events, or rows, of these."""
     losses: tuple[float, ...]
     errors: tuple[float, ...]
+    digest: str = ""
+    """Digest of the data."""
 
     def packed(self) -> dict[str, Any]:
         """State as dictionaries, lists and numbers, for a file."""
@@ -104,9 +106,14 @@ class ChunkedFit(Shown):
         """Number of items that events are of."""
         return int(self._setting.options["num_items"])
 
+    @property
+    def is_sequential(self) -> bool:
+        """True for models of sequences."""
+        return bool(self._program.chunk)
+
     def _shown(self) -> list[str]:
         state = self.last_state
-        unit = "event" if self._program.chunk else "row"
+        unit = "event" if self.is_sequential else "row"
         lines = [f"ChunkedFit: {state.epoch} epochs, ended by {self.stopped}"]
         if state.losses:
             lines.append(f"loss {state.losses[-1]:.4f} nats per {unit} in the last epoch")
@@ -207,7 +214,7 @@ class ChunkedFit(Shown):
             of them for a list of histories.
         :raises ValueError: if the model has free parameters of each user, or other latent sites.
 
-        **Cost:** a few Newton steps, each of about three forward passes for each latent number.
+        **Cost:** a few Gauss-Newton steps, each a forward pass for each latent number.
         """
         self._check_sequential()
         is_many = isinstance(history, list | tuple) and len(history) > 0 and all(np.ndim(one) == 1 for one in history)
@@ -216,9 +223,10 @@ class ChunkedFit(Shown):
             if one.ndim != 1 or (one.size and one.dtype.kind not in "iu"):
                 raise ValueError("ChunkedFit.fold_in: a history is a vector of items, and many are a list of vectors.")
         known = [one[(one >= 0) & (one < self.num_items)].astype(np.int32) for one in given]
+        shared = Given(self.params, self._setting.arrays, self._setting.carry)
         if self._personal is None:
-            self._personal = PersonalPosterior(self._program, self.params, self._setting)
-        people = self._personal.people(known, [a.size - b.size for a, b in zip(given, known, strict=True)])
+            self._personal = PersonalPosterior(self._program, shared, self._setting, "ChunkedFit.fold_in")
+        people = self._personal.people(shared, known, [a.size - b.size for a, b in zip(given, known, strict=True)])
         return people if is_many else people[0]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -240,7 +248,7 @@ class ChunkedFit(Shown):
         )
 
     def _check_sequential(self) -> None:
-        if not self._program.chunk:
+        if not self.is_sequential:
             raise ValueError("ChunkedFit: only models of sequences (chunk=) predict next events.")
 
 

@@ -1,9 +1,10 @@
-"""Posterior of someone new, given the parameters that all share: mode and curvature of her latent numbers."""
+"""Posterior of a person given the parameters that all share: mode and curvature of her latent numbers, and evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +17,19 @@ from ...display import Shown
 from .local_sites import InBatch
 from .program import Program, Setting, logits_of, of_each
 
-__all__ = ["Person", "PersonalPosterior"]
+__all__ = ["Given", "Mode", "Person", "PersonalPosterior", "personal_site"]
 
 MOST_STEPS = 100
 MOST_NUMBERS = 64
 """Latent numbers of a person, each of which is a forward pass per step."""
+
+
+class Given(NamedTuple):
+    """All that people share: values of the parameters, arrays among the arguments, and the state to begin with."""
+
+    params: Mapping[str, Array]
+    arrays: Mapping[str, Any]
+    carry: Any
 
 
 class Mode(NamedTuple):
@@ -31,6 +40,14 @@ class Mode(NamedTuple):
     log_evidence: Array
     num_steps: Array
     converged: Array
+
+
+class Slopes(NamedTuple):
+    """Log density of the events and the latent numbers, with its gradient and Gauss-Newton curvature in these."""
+
+    value: Array
+    gradient: Array
+    precision: Array
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,114 +86,139 @@ class Person(Shown):
 
 
 class PersonalPosterior:
-    """Search for the modes of new people.
+    """Gaussian posteriors of people's latent numbers, and the evidence of their events.
 
-    :param program: of the fit, with one standard normal latent site in the plate.
-    :param params: fitted values of the parameters.
+    :param program: of the model, with one standard normal latent site in the plate.
+    :param given: values of the parameters to look at the model with.
+    :param setting: further arguments of the model.
+    :param caller: name for messages.
     """
 
-    def __init__(self, program: Program, params: dict[str, Array], setting: Setting) -> None:
-        self.program, self.params, self.setting = program, params, setting
-        site = self._latent_site()
-        self.name, self.shape = site["name"], jnp.shape(site["value"])[1:]
-        self.find = jax.jit(jax.vmap(self._mode, in_axes=(0, 0)))
-        self.predict = jax.jit(jax.vmap(self._next, in_axes=(0, None, None)))
+    def __init__(self, program: Program, given: Given, setting: Setting, caller: str) -> None:
+        self.program, self.options = program, setting.options
+        self.name, self.shape = self._latent_site(given, caller)
+        self.size = int(np.prod(self.shape))
+        self.find = jax.jit(jax.vmap(self.mode, in_axes=(None, None, 0, 0)))
+        self.predict = jax.jit(jax.vmap(self._next, in_axes=(None, 0, None, None)))
 
-    def _trace(self, values: dict[str, Array], items: Array, mask: Array) -> Any:
-        users, setting = jnp.zeros(1, int), self.setting
-        kwargs = {**setting.arrays, **setting.options}
+    def _trace(self, given: Given, values: dict[str, Array], items: Array, mask: Array) -> Any:
+        users, kwargs = jnp.zeros(1, int), {**given.arrays, **self.options}
         batch = InBatch(None, self.program.plate, users, {})
-        with trace() as sites, seed(rng_seed=0), substitute(data={**self.params, **values}), batch:
-            self.program.model(users, items[None], mask[None], of_each(setting.carry, 1), **kwargs)
+        with trace() as sites, seed(rng_seed=0), substitute(data={**given.params, **values}), batch:
+            self.program.model(users, items[None], mask[None], of_each(given.carry, 1), **kwargs)
         return sites
 
-    def _latent_site(self) -> Any:
-        model = {name for name, site in self._trace({}, jnp.zeros(1, int), jnp.ones(1, bool)).items()}
-        own = [name for name in self.program.sites.axes if name in model]
-        if own:
-            raise ValueError(
-                f"ChunkedFit.fold_in: {own[0]!r} is a free parameter of each user, of which nothing is known for "
-                'someone new. Give it a prior, as collaborative_rnn(personal="low-rank") does.'
-            )
-        sites = self._trace({}, jnp.zeros(1, int), jnp.ones(1, bool)).values()
-        latent = [site for site in sites if site["type"] == "sample" and not site["is_observed"]]
-        if len(latent) != 1 or not any(frame.name == self.program.plate for frame in latent[0]["cond_indep_stack"]):
-            raise ValueError(
-                f"ChunkedFit.fold_in: needs one latent site in the plate {self.program.plate!r}; the model has "
-                f"{[site['name'] for site in latent]}."
-            )
-        site, probe = latent[0], jnp.linspace(-1.0, 2.0, jnp.size(latent[0]["value"])).reshape(latent[0]["value"].shape)
-        standard = -0.5 * (probe**2 + jnp.log(2 * jnp.pi)).sum()
-        if not np.allclose(site["fn"].log_prob(probe).sum(), standard, rtol=1e-4) or probe.size > MOST_NUMBERS:
-            raise ValueError(
-                f"ChunkedFit.fold_in: the site {site['name']!r} must be standard normal, of {MOST_NUMBERS} numbers at "
-                "most. Write sums and scales of it in the model."
-            )
-        return site
+    def _latent_site(self, given: Given, caller: str) -> tuple[str, tuple[int, ...]]:
+        """Name of the latent site, and its shape for one person."""
+        found: dict[str, tuple[int, ...]] = {}
 
-    def _logits(self, numbers: Array, items: Array, mask: Array) -> Array:
+        @jax.jit
+        def excess(given: Given) -> Array:
+            """Log density of the site at some numbers, less that of standard normal ones."""
+            sites = self._trace(given, {}, jnp.zeros(1, int), jnp.ones(1, bool))
+            own = [name for name in self.program.sites.axes if name in sites]
+            if own:
+                raise ValueError(
+                    f"{caller}: {own[0]!r} is a free parameter of each user, of which nothing is known for "
+                    'someone new. Give it a prior, as collaborative_rnn(personal="low-rank") does.'
+                )
+            site = personal_site(sites, self.program.plate, caller)
+            shape = jnp.shape(site["value"])
+            found[site["name"]] = shape[1:]
+            probe = jnp.linspace(-1.0, 2.0, int(np.prod(shape))).reshape(shape)
+            log_prob: Array = site["fn"].log_prob(probe).sum()
+            return log_prob + 0.5 * (probe**2 + jnp.log(2 * jnp.pi)).sum()
+
+        gap = excess(given)
+        [(name, shape)] = found.items()
+        if not abs(gap) <= 1e-4 * max(int(np.prod(shape)), 1):
+            raise ValueError(
+                f"{caller}: the site {name!r} must be standard normal. Write sums and scales of it in the model."
+            )
+        return name, shape
+
+    def _logits(self, given: Given, numbers: Array, items: Array, mask: Array) -> Array:
         """Logits of each event, shape ``(steps, items)``."""
-        sites = self._trace({self.name: numbers.reshape(1, *self.shape)}, items, mask)
+        sites = self._trace(given, {self.name: numbers.reshape(1, *self.shape)}, items, mask)
         return logits_of(sites, len(items))[0]
 
-    def _next(self, numbers: Array, items: Array, length: Array) -> Array:
+    def _next(self, given: Given, numbers: Array, items: Array, length: Array) -> Array:
         mask = jnp.arange(len(items)) <= length
-        return jax.nn.log_softmax(self._logits(numbers, items, mask)[length])
+        return jax.nn.log_softmax(self._logits(given, numbers, items, mask)[length])
 
-    def _mode(self, items: Array, length: Array) -> Mode:
-        """Damped Newton steps, of Gauss-Newton where the density is not concave; each raises the density."""
+    def _density(self, numbers: Array, given: Given, items: Array, mask: Array) -> Array:
+        logs = jax.nn.log_softmax(self._logits(given, numbers, items, mask))
+        return _of_own(logs, items, mask).sum() - 0.5 * (numbers**2).sum()
+
+    def _slopes(self, numbers: Array, given: Given, items: Array, mask: Array) -> Slopes:
+        """Log density with its slopes, by a forward pass for each number; the curvature is positive by construction."""
+
+        def along(direction: Array) -> tuple[Array, Array]:
+            found: tuple[Array, Array] = jax.jvp(
+                lambda numbers: self._logits(given, numbers, items, mask), (numbers,), (direction,)
+            )
+            return found
+
+        at, tangents = jax.vmap(along, out_axes=(None, 0))(jnp.eye(self.size))
+        logs = jax.nn.log_softmax(at)
+        shares = jnp.exp(logs)
+        centred = tangents - (shares * tangents).sum(-1, keepdims=True)
+        weighted = (jnp.where(mask[:, None], shares, 0.0) * centred).reshape(self.size, -1)
+        return Slopes(
+            _of_own(logs, items, mask).sum() - 0.5 * (numbers**2).sum(),
+            jax.vmap(lambda one: _of_own(one, items, mask).sum())(centred) - numbers,
+            jnp.eye(self.size) + weighted @ centred.reshape(self.size, -1).T,
+        )
+
+    def mode(self, given: Given, start: Array, items: Array, length: Array) -> Mode:
+        """Gaussian at the mode, by damped Gauss-Newton steps that raise the density.
+
+        :param start: latent numbers to begin at, shape ``(K,)``.
+        :param items: of one person, padded, shape ``(steps,)``.
+        :param length: number of events.
+        """
         mask = jnp.arange(len(items)) < length
-        size = int(np.prod(self.shape))
+        tolerance = jnp.finfo(start.dtype).eps ** 0.4
 
-        def logits(numbers: Array) -> tuple[Array, Array]:
-            found = self._logits(numbers, items, mask)
-            return found, found
-
-        def density(numbers: Array) -> Array:
-            logs = jax.nn.log_softmax(logits(numbers)[0])
-            own = jnp.take_along_axis(logs, items[:, None], 1)[:, 0]
-            return jnp.where(mask, own, 0.0).sum() - 0.5 * (numbers**2).sum()
-
-        def slopes(numbers: Array) -> tuple[Array, Array, Array]:
-            """Gradient, Gauss-Newton curvature, which is positive by construction, and the curvature of the step."""
-            tangents, at = jax.jacfwd(logits, has_aux=True)(numbers)
-            shares = jnp.where(mask[:, None], jax.nn.softmax(at), 0.0)
-            centred = tangents - jnp.einsum("ti,tik->tk", jax.nn.softmax(at), tangents)[:, None]
-            own = jnp.take_along_axis(centred, items[:, None, None], 1)[:, 0]
-            gradient = jnp.where(mask[:, None], own, 0.0).sum(0) - numbers
-            precision = jnp.eye(size) + jnp.einsum("ti,tik,til->kl", shares, centred, centred)
-            exact = -jax.hessian(density)(numbers)
-            is_concave = jnp.isfinite(jnp.linalg.cholesky(exact)).all()
-            return gradient, precision, jnp.where(is_concave, exact, precision)
-
-        tolerance = jnp.finfo(jnp.zeros(()).dtype).eps ** 0.4
-
-        def distance(gradient: Array, precision: Array) -> Array:
+        def distance(at: Slopes) -> Array:
             """Length of a Gauss-Newton step, in posterior standard deviations."""
-            found: Array = jnp.sqrt(jnp.vdot(gradient, jnp.linalg.solve(precision, gradient)))
+            found: Array = jnp.sqrt(jnp.vdot(at.gradient, jnp.linalg.solve(at.precision, at.gradient)))
             return found
 
         def unfinished(state: Any) -> Array:
-            *_, gradient, precision, _, _, number = state
-            goes_on: Array = (number < MOST_STEPS) & ~(distance(gradient, precision) <= tolerance)
+            goes_on: Array = (state[3] < MOST_STEPS) & ~(distance(state[1]) <= tolerance)
             return goes_on
 
         def step(state: Any) -> Any:
-            numbers, value, gradient, _, metric, damping, number = state
-            trial = numbers + jnp.linalg.solve(metric + damping * jnp.diag(jnp.diag(metric)), gradient)
-            new = density(trial)
+            numbers, at, damping, number = state
+            metric = at.precision + damping * jnp.diag(jnp.diag(at.precision))
+            trial = numbers + jnp.linalg.solve(metric, at.gradient)
+            new = self._slopes(trial, given, items, mask)
             # near the mode differences are rounding
-            taken = new >= value - tolerance**2 * (1.0 + jnp.abs(value))
-            numbers, value = jnp.where(taken, trial, numbers), jnp.where(taken, new, value)
-            return numbers, value, *slopes(numbers), jnp.where(taken, damping / 4, 4 * damping + 0.1), number + 1
+            taken = new.value >= at.value - tolerance**2 * (1.0 + jnp.abs(at.value))
+            numbers, at = jax.tree.map(partial(jnp.where, taken), (trial, new), (numbers, at))
+            return numbers, at, jnp.where(taken, damping / 4, 4 * damping + 0.1), number + 1
 
-        start = jnp.zeros(size)
-        initial = (start, density(start), *slopes(start), jnp.zeros(()), jnp.array(0))
-        numbers, value, gradient, precision, _, _, number = lax.while_loop(unfinished, step, initial)
-        evidence = value - 0.5 * jnp.linalg.slogdet(precision)[1]
-        return Mode(numbers, precision, evidence, number, distance(gradient, precision) <= tolerance)
+        initial = (start, self._slopes(start, given, items, mask), jnp.zeros_like(start[0]), jnp.array(0))
+        numbers, at, _, number = lax.while_loop(unfinished, step, initial)
+        return Mode(numbers, at.precision, _evidence(at), number, distance(at) <= tolerance)
 
-    def people(self, histories: list[np.ndarray], dropped: list[int]) -> list[Person]:
+    def evidence(self, given: Given, start: Array, items: Array, length: Array) -> tuple[Array, Mode]:
+        """Laplace's approximation of the log probability of a person's events, with the whole gradient in ``given``.
+
+        The search is not differentiated. A Newton step from its end moves nothing but has the slope of the mode in the
+        parameters, by the implicit function theorem.
+        """
+        mask, held = jnp.arange(len(items)) < length, lax.stop_gradient(given)
+        found = lax.stop_gradient(self.mode(held, lax.stop_gradient(start), items, length))
+        gradient = jax.grad(self._density)
+        exact = -jax.jacfwd(gradient)(found.mean, held, items, mask)
+        is_concave = jnp.isfinite(jnp.linalg.cholesky(exact)).all()
+        metric = lax.stop_gradient(jnp.where(is_concave, exact, found.precision))
+        numbers = found.mean + jnp.linalg.solve(metric, gradient(found.mean, given, items, mask))
+        return _evidence(self._slopes(numbers, given, items, mask)), found
+
+    def people(self, given: Given, histories: list[np.ndarray], dropped: list[int]) -> list[Person]:
         """Posteriors of people, side by side.
 
         :param histories: items of each, all known.
@@ -188,15 +230,48 @@ class PersonalPosterior:
         for row, history in zip(items, histories, strict=True):
             row[: len(history)] = history
         lengths = np.array([len(history) for history in histories])
-        modes = jax.tree.map(np.asarray, self.find(items, lengths))
+        modes = jax.tree.map(np.asarray, self.find(given, jnp.zeros(self.size), items, lengths))
         found = []
         for k, gone in enumerate(dropped):
 
             def predict(draws: Array, k: int = k) -> Array:
-                logs: Array = self.predict(draws, items[k], lengths[k])
+                logs: Array = self.predict(given, draws, items[k], lengths[k])
                 return logs
 
             covariance = np.linalg.inv(modes.precision[k])
             evidence, converged = float(modes.log_evidence[k]), bool(modes.converged[k])
             found.append(Person(modes.mean[k], covariance, evidence, converged, gone, predict))
         return found
+
+
+def personal_site(sites: Mapping[str, Any], plate: str, caller: str) -> Any:
+    """The one latent site of a model, which is in the plate and has few numbers for each member.
+
+    :param sites: trace of the model.
+    :raises ValueError: if it is not so.
+    """
+    latent = [site for site in sites.values() if site["type"] == "sample" and not site["is_observed"]]
+    if len(latent) != 1 or not any(frame.name == plate for frame in latent[0]["cond_indep_stack"]):
+        raise ValueError(
+            f"{caller}: needs one latent site in the plate {plate!r}, of few numbers for each member, as "
+            f'collaborative_rnn(personal="low-rank") has; the model has {[site["name"] for site in latent]}.'
+        )
+    site = latent[0]
+    batch, event = site["fn"].batch_shape, site["fn"].event_shape
+    if len(event) > 1 or np.prod(batch[1:]) != 1 or np.prod(event) > MOST_NUMBERS:
+        raise ValueError(
+            f"{caller}: the site {site['name']!r} must have one number or one vector for each member, of "
+            f"{MOST_NUMBERS} numbers at most; it has the shape {(*batch[1:], *event)}. A whole matrix for each is too "
+            'much for a full Gaussian: write it as a sum of few, as collaborative_rnn(personal="low-rank") does.'
+        )
+    return site
+
+
+def _of_own(values: Array, items: Array, mask: Array) -> Array:
+    """Value of each event's own item, zero beyond the end, shape ``(steps,)``."""
+    return jnp.where(mask, jnp.take_along_axis(values, items[:, None], 1)[:, 0], 0.0)
+
+
+def _evidence(at: Slopes) -> Array:
+    found: Array = at.value - 0.5 * jnp.linalg.slogdet(at.precision)[1]
+    return found

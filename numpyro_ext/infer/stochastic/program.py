@@ -97,19 +97,31 @@ class Program:
         self.has_carry = chunk is not None
         self.guide = guide if guide is not None else lambda *args, **kwargs: None
         self._has_guide = guide is not None
+        # not with an autoguide, which keeps arrays of its first call
+        self._compiles_init = guide is None
         static = ("setting",)
-        self.run_chunks = jax.jit(self._run_chunks, static_argnames=("width", *static), donate_argnums=0)
+        self.run_chunks: Callable[..., tuple[Parameters, Array, Array, Array]] = jax.jit(
+            self._run_chunks, static_argnames=("width", *static), donate_argnums=0
+        )
         self.run_rows = jax.jit(self._run_rows, static_argnames=static, donate_argnums=0)
         self.score = jax.jit(self._score, static_argnames=("width", *static), donate_argnums=0)
         self.next_logits = jax.jit(self._next_logits, static_argnames=("width", *static))
 
     def init(
-        self, key: Array, num_rows: int | None, users: Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        key: Array,
+        num_rows: int | None,
+        users: Array,
+        args: tuple[Any, ...],
+        setting: Setting,
+        init_params: Mapping[str, Any] | None = None,
     ) -> Parameters:
         """Initial parameters; finds the local ones.
 
         :param users: rows of a first batch.
         :param args: arguments of the model for it.
+        :param setting: further arguments of the model.
+        :param init_params: values of some parameters to begin at.
         :raises ValueError: if a parameter cannot be taken by rows, or the model does not return its carry.
         """
         recorder = Recorder(self.plate, users)
@@ -117,13 +129,19 @@ class Program:
 
         def begin(key: Array) -> Any:
             with recorder:
-                return svi.optim.get_params(svi.init(key, users, *args, **kwargs).optim_state)
+                state = svi.init(key, users, *args, init_params=init_params, **setting.kwargs)
+                return svi.optim.get_params(state.optim_state)
 
-        # not compiled with an autoguide, which keeps arrays of its first call
-        values = begin(key) if self._has_guide else jax.jit(begin)(key)
+        values = jax.jit(begin)(key) if self._compiles_init else begin(key)
         bounds = jax.tree.leaves(svi.constrain_fn.args)
         if any(isinstance(bound, jax.core.Tracer) for bound in bounds):  # they were made inside
             values = begin(key)
+        unknown = sorted(set(init_params or ()) - set(values))
+        if unknown:
+            raise ValueError(
+                f"ChunkedSVI: init_params has {', '.join(map(repr, unknown))}, and the parameters are "
+                f"{', '.join(map(repr, values))}."
+            )
         self.can_be_kept = not bounds  # these are constants of the programs
         if not self._has_guide and recorder.latents:
             raise ValueError(

@@ -1,0 +1,193 @@
+"""Steps on the Laplace evidence of a batch's people: what all share is learned with each person integrated out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from jax import Array, lax
+from numpyro.handlers import block, seed, trace
+from numpyro.infer import Trace_ELBO
+
+from .chunks import Events, batches_of_events, chunk_of
+from .local_sites import by_rows
+from .people import Given, Mode, PersonalPosterior, personal_site
+from .program import Parameters, Program, Setting
+
+__all__ = ["LaplaceProgram"]
+
+_CALLER = 'ChunkedSVI(local="laplace")'
+
+
+class LaplaceProgram(Program):
+    """Program whose steps raise the Laplace evidence of a batch of people.
+
+    The Gaussians of the people are rows of tables, from which searches go on, and which make a guide for scores and
+    predictions.
+    """
+
+    def __init__(
+        self, model: Callable[..., Any], optim: optax.GradientTransformation, plate: str, chunk: int | None
+    ) -> None:
+        super().__init__(model, _gaussians(model, plate), optim, Trace_ELBO(), plate, chunk)
+        static = ("length", "setting")
+        self._step = jax.jit(self._evidence_step, static_argnames=static, donate_argnums=0)
+        self._modes = jax.jit(self._modes_of, static_argnames=static)
+        self.run_chunks = self._run_people
+        self._compiles_init = True
+        self.people: PersonalPosterior
+
+    def init(
+        self,
+        key: Array,
+        num_rows: int | None,
+        users: Array,
+        args: tuple[Any, ...],
+        setting: Setting,
+        init_params: Mapping[str, Any] | None = None,
+    ) -> Parameters:
+        parameters = super().init(key, num_rows, users, args, setting, init_params)
+        given = Given(self.constrained(parameters), setting.arrays, setting.carry)
+        self.people = PersonalPosterior(self, given, setting, _CALLER)
+        return parameters
+
+    def _run_people(
+        self,
+        parameters: Parameters,
+        key: Array,
+        rate: Array | float,
+        users: Array,
+        num_chunks: int,
+        events: Events,
+        carry: Any,
+        arrays: Mapping[str, Any],
+        width: int,
+        setting: Setting,
+    ) -> tuple[Parameters, Array, Array, Array]:
+        """One step on whole sequences of some users: parameters, key, minus their evidence, and whether all is finite.
+
+        Sequences are padded to few lengths, as each is a program.
+        """
+        length = _padded(width, num_chunks)
+        given = (parameters, rate, users, events, carry, arrays)
+        parameters, loss, good = self._step(*given, length=length, setting=setting)
+        return parameters, key, loss, good
+
+    def _evidence_step(
+        self,
+        parameters: Parameters,
+        rate: Array | float,
+        users: Array,
+        events: Events,
+        carry: Any,
+        arrays: Mapping[str, Any],
+        length: int,
+        setting: Setting,
+    ) -> tuple[Parameters, Array, Array]:
+        batch, scale = parameters.take(users), self.sites.num_rows / users.shape[0]
+
+        def loss(shared: dict[str, Array], person: tuple[Array, ...]) -> tuple[Array, Mode]:
+            value, mode = self.people.evidence(Given(self.constrain(shared), arrays, carry), *person)
+            return -value, mode
+
+        def add(total: Any, person: tuple[Array, ...]) -> tuple[Any, Mode]:
+            # one after the other, so that memory is that of one person
+            (value, mode), grads = jax.value_and_grad(loss, has_aux=True)(batch.shared, person)
+            return jax.tree.map(jnp.add, total, (value, grads)), mode
+
+        initial = (
+            jnp.zeros_like(jax.tree.leaves(batch.shared)[0], shape=()),
+            jax.tree.map(jnp.zeros_like, batch.shared),
+        )
+        (value, grads), modes = lax.scan(add, initial, self._people_of(batch.tables, users, events, length))
+        state = (batch.shared_state, ())
+        grads = jax.tree.map(lambda x: scale * x, grads)
+        steps, (shared_state, _) = by_rows(self.optim, {}, rate=rate).update(
+            grads, state, batch.shared, value=scale * value
+        )
+        shared = optax.apply_updates(batch.shared, steps)
+        new = batch._replace(shared=shared, shared_state=shared_state, tables=self._rows_of_modes(batch.tables, modes))
+        good = jnp.stack([jnp.isfinite(x).all() for x in (value, *jax.tree.leaves((new.shared, new.tables)))]).all()
+        new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, batch)
+        return parameters.put(users, new), jnp.where(good, value, 0.0), good
+
+    def _people_of(
+        self, tables: dict[str, Array], users: Array, events: Events, length: int
+    ) -> tuple[Array, Array, Array]:
+        """Latent numbers to begin at, items and number of events of each user."""
+        start, number = jnp.asarray(events.starts)[users], jnp.asarray(events.lengths)[users]
+        items, _, _ = chunk_of(events, start, number, jnp.array(0), length)
+        return tables[f"{self.people.name}_mean"].reshape(len(users), -1), items, number
+
+    def _rows_of_modes(self, tables: dict[str, Array], modes: Mode) -> dict[str, Array]:
+        names = (f"{self.people.name}_mean", f"{self.people.name}_root")
+        values = (modes.mean, jnp.linalg.cholesky(jnp.linalg.inv(modes.precision)))
+        return {name: value.reshape(tables[name].shape) for name, value in zip(names, values, strict=True)}
+
+    def _modes_of(
+        self,
+        values: dict[str, Array],
+        users: Array,
+        events: Events,
+        carry: Any,
+        arrays: Mapping[str, Any],
+        length: int,
+        setting: Setting,
+    ) -> tuple[dict[str, Array], Array]:
+        """Rows of the tables at the modes, and which of the searches ended there."""
+        tables = {name: jnp.moveaxis(values[name], axis, 0)[users] for name, axis in self.sites.axes.items()}
+        given = Given(values, arrays, carry)
+        people = self._people_of(tables, users, events, length)
+        modes = lax.map(lambda person: self.people.mode(given, *person), people)
+        return self._rows_of_modes(tables, modes), modes.converged
+
+    def settled(
+        self, values: dict[str, Array], events: Events, batch_size: int, setting: Setting
+    ) -> tuple[dict[str, Array], tuple[str, ...]]:
+        """Values of the parameters with the Gaussians of all people at these, and a note on those not found."""
+        assert self.chunk is not None
+        lengths, failed = np.asarray(events.lengths), 0
+        for batch in batches_of_events(lengths, batch_size, self.chunk, np.zeros(2 * len(lengths))):
+            users, length = jnp.asarray(batch.users), _padded(batch.width, batch.num_chunks)
+            rows, converged = self._modes(
+                values, users, events, setting.carry, setting.arrays, length=length, setting=setting
+            )
+            failed += int((~converged).sum())
+            for name, axis in self.sites.axes.items():
+                place = (*(slice(None),) * axis, users)
+                values = {**values, name: values[name].at[place].set(jnp.moveaxis(rows[name], 0, axis))}
+        note = (
+            f"the modes of {failed} of {len(lengths)} people were not found; their Gaussians are where the search ended"
+        )
+        return values, (note,) if failed else ()
+
+
+def _padded(width: int, num_chunks: int) -> int:
+    return int(width * 2 ** (int(num_chunks) - 1).bit_length())
+
+
+def _gaussians(model: Callable[..., Any], plate: str) -> Callable[..., None]:
+    """Guide with a Gaussian for each member: tables of its mean and of the root of its covariance."""
+
+    def guide(members: Any, *args: Any, **kwargs: Any) -> None:
+        with block(), trace() as sites, seed(rng_seed=0):
+            model(members, *args, **kwargs)
+        site = personal_site(sites, plate, _CALLER)
+        dim = next(frame.dim for frame in site["cond_indep_stack"] if frame.name == plate)
+        size, num_rows = int(np.prod(site["fn"].event_shape)), sites[plate]["args"][0]
+        shape = (num_rows, *(1,) * (-dim - 1), size)
+        with numpyro.plate(plate, num_rows, subsample_size=len(members), dim=dim):
+            mean = numpyro.param(f"{site['name']}_mean", jnp.zeros(shape), event_dim=1)
+            start = jnp.broadcast_to(jnp.eye(size), (*shape, size))
+            root = numpyro.param(f"{site['name']}_root", start, event_dim=2)
+            is_vector = len(site["fn"].event_shape) == 1
+            vector = dist.MultivariateNormal(mean, scale_tril=root)
+            numpyro.sample(site["name"], vector if is_vector else dist.Normal(mean[..., 0], root[..., 0, 0]))
+
+    return guide

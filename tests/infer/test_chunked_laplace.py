@@ -1,0 +1,167 @@
+"""ChunkedSVI with people integrated out, against quadrature, differences, and the formula written by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from jax import random
+
+from numpyro_ext.infer import ChunkedSVI
+from numpyro_ext.models import collaborative_rnn
+from numpyro_ext.sequences import EventSequences
+
+NUM_ITEMS = 4
+
+
+def tastes(users, events, mask, carry, *, num_users, num_items, rank):
+    """Items by taste, with numbers that bend, so that the Gauss-Newton curvature is not the Hessian."""
+    base = numpyro.param("base", jnp.linspace(-0.5, 0.5, num_items))
+    loadings = numpyro.param("loadings", jnp.cos(jnp.arange(rank * num_items)).reshape(rank, num_items))
+    with numpyro.plate("users", num_users, subsample_size=len(users), dim=-2):
+        taste = numpyro.sample("taste", dist.Normal(0.0, 1.0).expand([rank]).to_event(1))[:, 0]
+        logits = base + (bent(taste) @ loadings)[:, None]
+        with numpyro.plate("steps", events.shape[1], dim=-1), numpyro.handlers.mask(mask=mask):
+            numpyro.sample("event", dist.Categorical(logits=logits), obs=events)
+    return carry
+
+
+def bent(numbers):
+    return 3 * jnp.tanh(numbers / 3)
+
+
+def engine_of(optim, model=tastes, **options):
+    options = {"batch_size": 2, "chunk": 16, **options}
+    return ChunkedSVI(model, optim=optim, plate="users", local="laplace", progress_bar=False, **options)
+
+
+def people(lengths=(30, 1, 17, 0, 40)):
+    rng = np.random.default_rng(1)
+    labels = np.arange(NUM_ITEMS)
+    lists = [rng.choice(labels, size=n, p=rng.dirichlet(np.ones(NUM_ITEMS))) for n in lengths]
+    return EventSequences.from_lists([labels, *lists])  # all items have events
+
+
+def curvature(numbers, count, base, loadings):
+    p = jax.nn.softmax(base + bent(numbers) @ loadings)
+    J = loadings.T * (1 - jnp.tanh(numbers / 3) ** 2)
+    return jnp.eye(len(numbers)) + count.sum() * J.T @ (jnp.diag(p) - jnp.outer(p, p)) @ J
+
+
+@jax.jit
+def by_hand(counts, base, loadings):
+    """Laplace evidence of each person and her mode, by Newton steps on the counts."""
+
+    def density(numbers, count):
+        return count @ jax.nn.log_softmax(base + bent(numbers) @ loadings) - 0.5 * numbers @ numbers
+
+    def one(count):
+        def step(_, numbers):
+            at = curvature(numbers, count, base, loadings)
+            return numbers + jnp.linalg.solve(at, jax.grad(density)(numbers, count))
+
+        numbers = jax.lax.fori_loop(0, 40, step, jnp.zeros(len(loadings)))
+        logdet = jnp.linalg.slogdet(curvature(numbers, count, base, loadings))[1]
+        return density(numbers, count) - 0.5 * logdet, numbers
+
+    return jax.vmap(one)(counts)
+
+
+def by_quadrature(counts, base, loadings):
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    rank = len(loadings)
+    points = np.stack(np.meshgrid(*[nodes] * rank), -1).reshape(-1, rank)
+    weight = np.prod(np.stack(np.meshgrid(*[weights / weights.sum()] * rank), -1).reshape(-1, rank), -1)
+    logs = np.asarray(jax.nn.log_softmax(base + bent(points) @ loadings))
+    return np.log(weight @ np.exp(logs @ counts.T))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_loss_is_the_laplace_evidence_with_its_whole_gradient(rank):
+    """Loss against the formula and quadrature, gradient against differences of the formula."""
+    log = people()
+    base = jnp.linspace(-0.5, 0.5, NUM_ITEMS)
+    loadings = jnp.cos(jnp.arange(rank * NUM_ITEMS)).reshape(rank, NUM_ITEMS)
+    counts = np.stack([np.bincount(log[u], minlength=NUM_ITEMS) for u in range(len(log))]).astype(float)
+    evidence, modes = by_hand(counts, base, loadings)
+    np.testing.assert_allclose(evidence, by_quadrature(counts, base, loadings), rtol=0, atol=0.1)
+    added = optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda grads, state, params=None: (jax.tree.map(jnp.zeros_like, grads), jax.tree.map(jnp.add, state, grads)),
+    )
+    engine = engine_of(added, batch_size=len(log))
+    fit = engine.run(random.key(0), log, num_epochs=1, rank=rank, carry=jnp.zeros(()))
+    np.testing.assert_allclose(fit.losses[0] * log.items.size, -evidence.sum(), rtol=1e-9)
+    np.testing.assert_allclose(fit.params["taste_mean"][:, 0], modes, atol=1e-6)
+    assert not fit.notes[1:] and "1 users have no training events" in fit.notes[0]
+    # five of six people have events, and stand for all
+    grads, step = fit.last_state.parameters.shared_state, 1e-4
+    for item in range(NUM_ITEMS):
+        shift = step * jnp.eye(NUM_ITEMS)[item]
+        for name, up, down in (
+            ("base", (base + shift, loadings), (base - shift, loadings)),
+            ("loadings", (base, loadings.at[0].add(shift)), (base, loadings.at[0].add(-shift))),
+        ):
+            slope = (by_hand(counts, *up)[0].sum() - by_hand(counts, *down)[0].sum()) / (2 * step)
+            got = grads[name][item] if name == "base" else grads[name][0, item]
+            np.testing.assert_allclose(got, -6 / 5 * slope, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.thorough
+def test_what_people_share_is_learned_and_a_scale_is_not_shrunk():
+    """Spread of a taste: the evidence is near the truth, where points of each person would run away."""
+    rng = np.random.default_rng(0)
+    strength = 1.5 * rng.normal(size=200)
+    lists = [(rng.random(12) < 1 / (1 + np.exp(-s))).astype(int) for s in strength]
+
+    def model(users, events, mask, carry, *, num_users, num_items):
+        spread = numpyro.param("spread", jnp.array(0.3), constraint=dist.constraints.positive)
+        with numpyro.plate("users", num_users, subsample_size=len(users), dim=-2):
+            one = numpyro.sample("one", dist.Normal(0.0, 1.0))
+            logits = jnp.stack([jnp.zeros_like(one), spread * one], -1)
+            with numpyro.plate("steps", events.shape[1], dim=-1), numpyro.handlers.mask(mask=mask):
+                numpyro.sample("event", dist.Categorical(logits=logits), obs=events)
+        return carry
+
+    log = EventSequences.from_lists(lists)
+    engine = engine_of(optax.adam(0.03), model, batch_size=50)
+    fit = engine.run(random.key(0), log, num_epochs=60, carry=jnp.zeros(()))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    ones = np.array([sum(one) for one in lists])
+
+    def minus_evidence(spread):
+        logs = -np.logaddexp(0, -spread * nodes)[:, None] * ones - np.logaddexp(0, spread * nodes)[:, None] * (
+            12 - ones
+        )
+        return -np.log(weights @ np.exp(logs) / weights.sum()).sum()
+
+    grid = np.linspace(0.5, 3, 251)
+    best = grid[np.argmin([minus_evidence(s) for s in grid])]
+    np.testing.assert_allclose(fit.params["spread"], best, rtol=0.05)
+    # the guide of the tables has the Gaussians of folding in
+    person = fit.fold_in(log[7])
+    np.testing.assert_allclose(fit.params["one_mean"][7, 0], person.mean, atol=1e-5)
+    np.testing.assert_allclose(fit.params["one_root"][7, 0, 0] ** 2, person.covariance[0], rtol=1e-5)
+    again = engine.run(random.key(0), log, num_epochs=1, init_params=fit.params, carry=jnp.zeros(()))
+    assert again.losses[0] < fit.losses[0]
+
+
+def test_what_cannot_be_integrated_is_named():
+    log = people((5, 6))
+    with pytest.raises(ValueError, match='too much for a full Gaussian.*personal="low-rank"'):
+        engine_of(optax.adam(0.1), collaborative_rnn).run(
+            random.key(0), log, num_epochs=1, width=9, personal="deviation"
+        )
+    with pytest.raises(ValueError, match=r"needs one latent site in the plate 'users'.*the model has \[\]"):
+        engine_of(optax.adam(0.1), collaborative_rnn).run(random.key(0), log, num_epochs=1, width=2, personal="none")
+    with pytest.raises(ValueError, match='local is None or "laplace"'):
+        ChunkedSVI(tastes, optim=optax.adam(0.1), plate="users", batch_size=2, local="map")
+    with pytest.raises(ValueError, match="neither guide nor loss"):
+        ChunkedSVI(tastes, tastes, optax.adam(0.1), plate="users", batch_size=2, chunk=2, local="laplace")
+    with pytest.raises(ValueError, match="init_params has 'bases', and the parameters are 'base'"):
+        engine_of(optax.adam(0.1)).run(
+            random.key(0), log, num_epochs=1, rank=1, carry=jnp.zeros(()), init_params={"bases": np.zeros(4)}
+        )
