@@ -1,5 +1,7 @@
 """ChunkedSVI with people integrated out, against quadrature, differences, and the formula written by hand."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -145,8 +147,15 @@ def test_what_people_share_is_learned_and_a_scale_is_not_shrunk():
     person = fit.fold_in(log[7])
     np.testing.assert_allclose(fit.params["one_mean"][7, 0], person.mean, atol=1e-5)
     np.testing.assert_allclose(fit.params["one_root"][7, 0, 0] ** 2, person.covariance[0], rtol=1e-5)
-    again = engine.run(random.key(0), log, num_epochs=1, init_params=fit.params, carry=jnp.zeros(()))
+    # a validation is scored at the modes
+    later = EventSequences.from_lists([[u % 2] for u in range(200)])
+    split = SimpleNamespace(train=log, validation=later)
+    again = engine.run(random.key(0), split, num_epochs=1, init_params=fit.params, carry=jnp.zeros(()))
     assert again.losses[0] < fit.losses[0]
+    state = again.last_state.parameters
+    strengths = np.exp(state.shared["spread"]) * np.ravel(state.tables["one_mean"])
+    expected = np.logaddexp(0, np.where(np.arange(200) % 2, -1, 1) * strengths).mean()
+    np.testing.assert_allclose(again.validation_errors, expected, rtol=1e-6)
 
 
 def test_what_cannot_be_integrated_is_named():
@@ -165,3 +174,16 @@ def test_what_cannot_be_integrated_is_named():
         engine_of(optax.adam(0.1)).run(
             random.key(0), log, num_epochs=1, rank=1, carry=jnp.zeros(()), init_params={"bases": np.zeros(4)}
         )
+
+
+@pytest.mark.thorough
+def test_modes_are_found_where_gauss_newton_is_slow():
+    """Events that a network of large weights does not explain: steps without second derivatives creep or circle."""
+    items = np.random.default_rng(0).integers(0, 4, (24, 16))
+    options = {"width": 3, "personal": "low-rank", "rank": 2}
+    engine = engine_of(optax.sgd(0.0), collaborative_rnn)
+    first = engine.run(random.key(0), EventSequences.from_lists(items[:2]), num_epochs=1, **options)
+    large = {name: (10.0 if "basis" in name else 3.0) * value for name, value in first.params.items()}
+    log = EventSequences.from_lists(items[:2])
+    fit = engine.run(random.key(0), log, num_epochs=1, init_params=large, **options)
+    assert all(person.converged for person in fit.fold_in(list(items)))

@@ -48,7 +48,7 @@ class ChunkedSVI:
     each is a Gaussian at the mode of her numbers, by damped Gauss-Newton, and what is shared is learned with her
     integrated out (empirical Bayes). A step takes whole sequences, so its gradient is not truncated; ``chunk`` only
     sets the lengths that they are padded to. The Gaussians are kept as tables, ``NAME_mean`` and ``NAME_root`` (root of
-    the covariance) of the site ``NAME``, and predictions draw from them.
+    the covariance) of the site ``NAME``, and predictions draw from them; a validation is scored at the modes.
 
     **Example:**
 

@@ -122,12 +122,12 @@ class ChunkedFit(Shown):
         return [*lines, *self.notes]
 
     def event_log_probabilities(
-        self, sequences: Any, *, num_draws: int = 1, rng_key: Array | None = None
+        self, sequences: Any, *, num_draws: int | None = None, rng_key: Array | None = None
     ) -> np.ndarray:
         """Log probability of each event given those of its user before it.
 
         :param sequences: of the users that were fitted, with ``items``, ``starts``, ``lengths``.
-        :param int num_draws: draws of the guide that probabilities are averaged over.
+        :param num_draws: draws of the guide that probabilities are averaged over; by default 16, or 1 without one.
         :param rng_key: for these.
         :return: shape ``(total,)``, in the order of ``items``.
         :raises ValueError: for other items, or other users where the model has a personal part.
@@ -137,16 +137,16 @@ class ChunkedFit(Shown):
         key = jax.random.key(0) if rng_key is None else rng_key
         draws = [
             self._program.event_scores(self.params, k, events, self._batch_size, self._setting)
-            for k in jax.random.split(key, num_draws)
+            for k in jax.random.split(key, self._draws(num_draws))
         ]
-        averaged: np.ndarray = logsumexp(draws, axis=0) - np.log(num_draws)
+        averaged: np.ndarray = logsumexp(draws, axis=0) - np.log(len(draws))
         return averaged
 
-    def log_predictive(self, split: Any, *, num_draws: int = 1, rng_key: Array | None = None) -> np.ndarray:
+    def log_predictive(self, split: Any, *, num_draws: int | None = None, rng_key: Array | None = None) -> np.ndarray:
         """Log probability of each test event of a split given all events of its user before it.
 
         :param split: with ``train``, ``validation`` and ``test``, such as ``EventSequences.split`` makes.
-        :param int num_draws: draws of the guide that probabilities are averaged over.
+        :param num_draws: draws of the guide that probabilities are averaged over; by default 16, or 1 without one.
         :param rng_key: for these.
         :return: shape ``(test events,)``, user by user.
         """
@@ -159,13 +159,13 @@ class ChunkedFit(Shown):
         return found
 
     def next_log_probabilities(
-        self, history: ArrayLike, user: int | None = None, *, num_draws: int = 1, rng_key: Array | None = None
+        self, history: ArrayLike, user: int | None = None, *, num_draws: int | None = None, rng_key: Array | None = None
     ) -> np.ndarray:
         """Log probabilities of all items to be next.
 
         :param history: indices of the items so far, in order; may be empty.
         :param user: index of a user of the fit; may be ``None`` where the model has no personal part.
-        :param int num_draws: draws of the guide that probabilities are averaged over.
+        :param num_draws: draws of the guide that probabilities are averaged over; by default 16, or 1 without one.
         :param rng_key: for these.
         :return: shape ``(items,)``.
         """
@@ -196,9 +196,9 @@ class ChunkedFit(Shown):
                 width=width,
                 setting=self._setting,
             )
-            for k in jax.random.split(key, num_draws)
+            for k in jax.random.split(key, self._draws(num_draws))
         ]
-        averaged: np.ndarray = logsumexp(np.asarray(draws, float), axis=0) - np.log(num_draws)
+        averaged: np.ndarray = logsumexp(np.asarray(draws, float), axis=0) - np.log(len(draws))
         return averaged
 
     def fold_in(self, history: Any) -> Any:
@@ -214,7 +214,7 @@ class ChunkedFit(Shown):
             of them for a list of histories.
         :raises ValueError: if the model has free parameters of each user, or other latent sites.
 
-        **Cost:** a few Gauss-Newton steps, each a forward pass for each latent number.
+        **Cost:** a few Newton steps, each of about five forward passes for each latent number.
         """
         self._check_sequential()
         is_many = isinstance(history, list | tuple) and len(history) > 0 and all(np.ndim(one) == 1 for one in history)
@@ -246,6 +246,9 @@ class ChunkedFit(Shown):
                 "axes": self._program.sites.axes,
             },
         )
+
+    def _draws(self, number: int | None) -> int:
+        return (16 if self._program.has_guide else 1) if number is None else number
 
     def _check_sequential(self) -> None:
         if not self.is_sequential:

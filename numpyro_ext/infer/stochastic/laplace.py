@@ -57,6 +57,11 @@ class LaplaceProgram(Program):
         self.people = PersonalPosterior(self, given, setting, _CALLER)
         return parameters
 
+    def values_to_validate(self, parameters: Parameters) -> dict[str, Array]:
+        """Values of all parameters without spread of the people, who are scored at their modes."""
+        values, name = self.constrained(parameters), f"{self.people.name}_root"
+        return {**values, name: jnp.zeros_like(values[name])}
+
     def _run_people(
         self,
         parameters: Parameters,

@@ -20,6 +20,8 @@ from .program import Program, Setting, logits_of, of_each
 __all__ = ["Given", "Mode", "Person", "PersonalPosterior", "personal_site"]
 
 MOST_STEPS = 100
+GAUSS_NEWTON_STEPS = 5
+"""Steps after which those of Newton are taken where the density is concave, as Gauss-Newton can be slow."""
 MOST_NUMBERS = 64
 """Latent numbers of a person, each of which is a forward pass per step."""
 
@@ -170,8 +172,14 @@ class PersonalPosterior:
             jnp.eye(self.size) + weighted @ centred.reshape(self.size, -1).T,
         )
 
+    def _curvature(self, numbers: Array, precision: Array, given: Given, items: Array, mask: Array) -> Array:
+        """Minus the Hessian of the log density where this is concave, and the Gauss-Newton curvature elsewhere."""
+        exact = -jax.jacfwd(jax.grad(self._density))(numbers, given, items, mask)
+        is_concave = jnp.isfinite(jnp.linalg.cholesky(exact)).all()
+        return jnp.where(is_concave, exact, precision)
+
     def mode(self, given: Given, start: Array, items: Array, length: Array) -> Mode:
-        """Gaussian at the mode, by damped Gauss-Newton steps that raise the density.
+        """Gaussian at the mode, by damped steps that raise the density: of Gauss-Newton first, then of Newton.
 
         :param start: latent numbers to begin at, shape ``(K,)``.
         :param items: of one person, padded, shape ``(steps,)``.
@@ -191,8 +199,12 @@ class PersonalPosterior:
 
         def step(state: Any) -> Any:
             numbers, at, damping, number = state
-            metric = at.precision + damping * jnp.diag(jnp.diag(at.precision))
-            trial = numbers + jnp.linalg.solve(metric, at.gradient)
+            metric: Array = lax.cond(
+                number < GAUSS_NEWTON_STEPS,
+                lambda: at.precision,
+                lambda: self._curvature(numbers, at.precision, given, items, mask),
+            )
+            trial = numbers + jnp.linalg.solve(metric + damping * jnp.diag(jnp.diag(metric)), at.gradient)
             new = self._slopes(trial, given, items, mask)
             # near the mode differences are rounding
             taken = new.value >= at.value - tolerance**2 * (1.0 + jnp.abs(at.value))
@@ -211,11 +223,9 @@ class PersonalPosterior:
         """
         mask, held = jnp.arange(len(items)) < length, lax.stop_gradient(given)
         found = lax.stop_gradient(self.mode(held, lax.stop_gradient(start), items, length))
-        gradient = jax.grad(self._density)
-        exact = -jax.jacfwd(gradient)(found.mean, held, items, mask)
-        is_concave = jnp.isfinite(jnp.linalg.cholesky(exact)).all()
-        metric = lax.stop_gradient(jnp.where(is_concave, exact, found.precision))
-        numbers = found.mean + jnp.linalg.solve(metric, gradient(found.mean, given, items, mask))
+        metric = lax.stop_gradient(self._curvature(found.mean, found.precision, held, items, mask))
+        gradient = jax.grad(self._density)(found.mean, given, items, mask)
+        numbers = found.mean + jnp.linalg.solve(metric, gradient)
         return _evidence(self._slopes(numbers, given, items, mask)), found
 
     def people(self, given: Given, histories: list[np.ndarray], dropped: list[int]) -> list[Person]:

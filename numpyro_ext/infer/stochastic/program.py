@@ -96,7 +96,7 @@ class Program:
         self.model, self.optim, self.loss, self.plate, self.chunk = model, optim, loss, plate, chunk
         self.has_carry = chunk is not None
         self.guide = guide if guide is not None else lambda *args, **kwargs: None
-        self._has_guide = guide is not None
+        self.has_guide = guide is not None
         # not with an autoguide, which keeps arrays of its first call
         self._compiles_init = guide is None
         static = ("setting",)
@@ -143,7 +143,7 @@ class Program:
                 f"{', '.join(map(repr, values))}."
             )
         self.can_be_kept = not bounds  # these are constants of the programs
-        if not self._has_guide and recorder.latents:
+        if not self.has_guide and recorder.latents:
             raise ValueError(
                 f"ChunkedSVI: the model has latent sites ({', '.join(sorted(recorder.latents))}) and there is no guide."
                 " Give one, such as numpyro.infer.autoguide.AutoNormal(model), or make them numpyro.param."
@@ -160,6 +160,10 @@ class Program:
         """Values of all parameters as the model has them."""
         values: dict[str, Array] = self.constrain(self._merged(parameters.shared, parameters.tables))
         return values
+
+    def values_to_validate(self, parameters: Parameters) -> dict[str, Array]:
+        """Values of all parameters that the validation is scored at."""
+        return self.constrained(parameters)
 
     def _merged(self, shared: dict[str, Array], rows: dict[str, Array]) -> dict[str, Array]:
         axes = self.sites.axes

@@ -144,7 +144,7 @@ class Training:
         state = state._replace(epoch=state.epoch + 1, batch=0, total=0.0, seen=0, losses=losses)
         if isinstance(self.source, Sequences) and self.source.validation is not None:
             events, counts = self.source.validation
-            values = self.program.constrained(state.parameters)
+            values = self.program.values_to_validate(state.parameters)
             key = jax.random.fold_in(state.order_key, 2**31)
             error = mean_error(
                 events, self.program.event_scores(values, key, events, self.batch_size, self.setting), counts
