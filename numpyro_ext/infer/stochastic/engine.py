@@ -45,7 +45,7 @@ class ChunkedSVI:
 
     **People integrated out.** With ``local="laplace"`` a person is one standard normal latent site in the plate, of few
     numbers, and there is no guide. The loss is minus Laplace's approximation of the log evidence of the batch's people:
-    each is a Gaussian at the mode of her numbers, by damped Gauss-Newton, and what is shared is learned with her
+    each is a Gaussian at the mode of her numbers, and what is shared is learned with her
     integrated out (empirical Bayes). A step takes whole sequences, so its gradient is not truncated; ``chunk`` only
     sets the lengths that they are padded to. The Gaussians are kept as tables, ``NAME_mean`` and ``NAME_root`` (root of
     the covariance) of the site ``NAME``, and predictions draw from them; a validation is scored at the modes.
@@ -83,7 +83,7 @@ class ChunkedSVI:
     :raises ValueError: for numbers that are not positive.
 
     **Cost:** a step is one of SVI on the batch. Memory is that of the tables and of the optimiser's state, and the
-    tables once more for the best on validation. A step with ``local="laplace"`` is some Gauss-Newton steps of ``K + 1``
+    tables once more for the best on validation. A step with ``local="laplace"`` is some Newton steps of ``K + 1``
     forward passes for ``K`` numbers of a person, and about ``5 K`` for the gradient; its memory is ``K`` times the
     logits of one person's events.
 
