@@ -132,7 +132,35 @@ def form_of_parameters(parameters, family):
     scale, mean, last = parameters
     if family == "counts":
         return gaussian_process((PoissonExpPotential(COUNTS, last),), scale, mean)
+    if family == "Gaussian":
+        return gaussian_process((GaussianPotential(DATA, last),), scale, mean)
     return gaussian_process((StudentTPotential(DATA, last, 3.0),), scale, mean)
+
+
+@pytest.mark.thorough
+def test_gaussian_evidence_and_its_derivatives_by_one_factorisation(monkeypatch):
+    point = jnp.array([1.5, 0.3, 0.8])
+    form = form_of_parameters(point, "Gaussian")
+    start = laplace.init(form, space="observation")  # not the mode: the step from anywhere ends there
+
+    def evidence(parameters):
+        return laplace.log_evidence(form_of_parameters(parameters, "Gaussian"), start, space="observation")
+
+    def marginal(parameters):
+        scale, mean, noise = parameters
+        covariance = kernel(NUM, scale, jitter=1e-4) + noise**2 * jnp.eye(NUM)
+        return jax.scipy.stats.multivariate_normal.logpdf(DATA, jnp.full(NUM, mean), covariance)
+
+    def derivatives(function):
+        return jax.jit(lambda p: (*jax.value_and_grad(function)(p), jax.hessian(function)(p)))(point)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7), derivatives(evidence), derivatives(marginal))
+
+    algebra, counts = type(laplace.gaussian_prior(form, "observation")), []
+    condition = algebra.condition
+    monkeypatch.setattr(algebra, "condition", lambda *args: counts.append(1) or condition(*args))
+    jax.make_jaxpr(evidence)(point)
+    assert len(counts) == 1
 
 
 @pytest.mark.parametrize("family", ["counts", "heavy-tailed"])

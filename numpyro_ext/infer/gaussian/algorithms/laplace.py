@@ -29,6 +29,7 @@ from jax import Array, lax
 
 from ....linalg.gaussian.conditioning import LinearGaussian, Space
 from ....linalg.gaussian.prior import is_flat, is_valid_prior
+from ....potentials import GaussianPotential
 from ....structure.latent_gaussian import LatentGaussian, joined
 from .fit_info import FitInfo
 from .posterior import GaussianPosterior, gaussian_prior
@@ -147,7 +148,8 @@ def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -
     """Laplace's approximation of the log evidence.
 
     The gradient with respect to ``form`` includes how the mode moves: the mode is held, one differentiable Newton
-    step is taken from it (which moves it by nothing but carries its derivative), and the value is computed there.
+    step is taken from it (which moves it by nothing but carries its derivative), and the value is computed there. Two
+    factorisations; one where all factors are Gaussian.
 
     :param LatentGaussian form: the model; differentiable.
     :param State state: the mode of ``form``.
@@ -158,10 +160,14 @@ def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -
     prior = gaussian_prior(form, space)
     predictor = lax.stop_gradient(prior.predictor(state.coordinates))
     _, slope, curvature = _derivatives(form, predictor)
-    curvature = lax.stop_gradient(curvature)
-    coordinates = prior.condition(curvature, curvature * predictor + slope).coordinates
+    is_exact = all(type(potential) is GaussianPotential for potential in form.potentials)
+    curvature = curvature if is_exact else lax.stop_gradient(curvature)
+    conditioned = prior.condition(curvature, curvature * predictor + slope)
+    coordinates = conditioned.coordinates
     value, _, curvature = _derivatives(form, prior.predictor(coordinates))
-    log_volume = prior.condition(curvature, jnp.zeros_like(curvature)).log_volume()
+    if not is_exact:  # The curvature of Gaussian factors is the same everywhere, and is factorised already.
+        conditioned = prior.condition(curvature, jnp.zeros_like(curvature))
+    log_volume = conditioned.log_volume()
     total = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(coordinates, coordinates) + log_volume
     return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), total, jnp.nan)
 
