@@ -81,6 +81,15 @@ def measure(side: int, by: str) -> dict[str, Any]:
     return found
 
 
+def measure_alone(script: str, *arguments: str) -> dict[str, Any]:
+    """Figures that ``python -m benchmarks.<script> --one`` prints in a new process, with nothing compiled before."""
+    command = [sys.executable, "-m", f"benchmarks.{script}", "--one", *arguments]
+    environment = {**os.environ, VARIABLE: "off", "OPENBLAS_NUM_THREADS": "1"}
+    run = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sides", type=int, nargs="+", default=list(REPORTED))
@@ -95,10 +104,7 @@ def main() -> None:
     found = {}
     for side in options.sides:
         for by in options.by:
-            command = [sys.executable, "-m", "benchmarks.maps_table", "--one", str(side), by]
-            environment = {**os.environ, VARIABLE: "off", "OPENBLAS_NUM_THREADS": "1"}
-            run = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-            found[side, by] = json.loads(run.stdout.splitlines()[-1])
+            found[side, by] = measure_alone("maps_table", str(side), by)
             print(side, by, found[side, by], flush=True)
     write_report("maps-loaded" if options.loaded else "maps", _report(found), "maps_table")
 

@@ -1,0 +1,155 @@
+"""Marks that students give lecturers: crossed effects of up to 4,114 levels, first and next runs of engines.
+
+``python -m benchmarks.crossed_table`` writes ``results/<date>-crossed.md`` anew after each row; ``--sizes``, ``--by``
+and ``--families`` name rows. Each has a process of its own, with one thread for linear algebra, so that the first run
+compiles all of its programs. A run includes its draws; hyperparameters are integrated over. ``real`` reads
+``insteval/insteval.csv.gz`` (s, d, dept, service, y) below the folder of ``NUMPYRO_EXT_DATA``: its logistic marks are
+those of 4 or 5, and of 5 in the next run; its Gaussian ones are mirrored there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import resource
+import time
+from typing import Any
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+
+from numpyro_ext.datasets import data_path
+from numpyro_ext.infer import EP, LaplaceApproximation
+
+from .maps_table import measure_alone
+from .results_table import write_report
+
+ENGINES = {"Laplace": LaplaceApproximation, "EP": EP}
+FAMILIES = ("logistic", "Gaussian")
+SIZES = {"5000": (5_000, 200, 80), "20000": (20_000, 800, 300), "insteval": (73_421, 2_972, 1_128), "real": None}
+"""Rows, students and lecturers of simulated marks, beside 14 departments."""
+PEERS = {
+    ("5000", "logistic"): "lme4 0.6, glmmTMB 1.5, GPBoost 0.8",
+    ("20000", "logistic"): "glmmTMB 8.9, GPBoost 3.9",
+    ("insteval", "logistic"): "lme4 179, glmmTMB 149, GPBoost 6.5",
+    ("insteval", "Gaussian"): "lme4 44, glmmTMB 105, GPBoost 4.4",
+}
+"""CPU-seconds of lme4 1.1-31, glmmTMB 1.1.5 and GPBoost 1.8 on such data, measured earlier."""
+WANTED = {
+    ("5000", "logistic", "Laplace"): "8 / 1.5",
+    ("insteval", "logistic", "Laplace"): "89 / 60",
+    ("insteval", "logistic", "EP"): "– / 89",
+    ("insteval", "Gaussian", "Laplace"): "– / 18",
+    ("insteval", "Gaussian", "EP"): "– / 18",
+}
+"""CPU-seconds that a first and a next run should take at most."""
+
+
+def marks(s: Any, d: Any, i: Any, x: Any, y: Any = None, *, num_levels: tuple[int, int, int], family: str) -> None:
+    a, b = numpyro.sample("a", dist.Normal(0, 5)), numpyro.sample("b", dist.Normal(0, 5))
+    scale = numpyro.sample("scale", dist.HalfNormal(1).expand([3]).to_event(1))
+    with numpyro.plate("students", num_levels[0]):
+        us = numpyro.sample("us", dist.Normal(0, scale[0]))
+    with numpyro.plate("lecturers", num_levels[1]):
+        ui = numpyro.sample("ui", dist.Normal(0, scale[1]))
+    with numpyro.plate("departments", num_levels[2]):
+        ud = numpyro.sample("ud", dist.Normal(0, scale[2]))
+    mean = a + b * x + us[s] + ui[i] + ud[d]
+    noise = numpyro.sample("noise", dist.HalfNormal(1)) if family == "Gaussian" else None
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Bernoulli(logits=mean) if noise is None else dist.Normal(mean, noise), obs=y)
+
+
+def data(size: str, family: str, seed: int) -> tuple[tuple[np.ndarray, ...], tuple[int, int, int]]:
+    """Columns of :func:`marks`, and numbers of levels."""
+    shape = SIZES[size]
+    if shape is None:
+        return _real(family, seed)
+    (rows, students, lecturers), draws = shape, np.random.default_rng(seed)
+    s, i = draws.integers(0, students, rows), draws.integers(0, lecturers, rows)
+    d, x = draws.integers(0, 14, lecturers)[i], draws.normal(size=rows)
+    effects = 0.28 * draws.normal(size=students)[s] + 0.5 * draws.normal(size=lecturers)[i]
+    mean = 0.3 + 0.5 * x + effects + 0.11 * draws.normal(size=14)[d]
+    if family == "Gaussian":
+        return (s, d, i, x, mean + 1.2 * draws.normal(size=rows)), (students, lecturers, 14)
+    return (s, d, i, x, (draws.random(rows) < 1.0 / (1.0 + np.exp(-mean))).astype(int)), (students, lecturers, 14)
+
+
+def _real(family: str, seed: int) -> tuple[tuple[np.ndarray, ...], tuple[int, int, int]]:
+    with gzip.open(data_path("insteval", "insteval.csv.gz"), "rt", encoding="utf-8") as lines:
+        names = next(lines).strip().split(",")
+        columns = dict(zip(names, np.loadtxt(lines, int, delimiter=",").T, strict=True))
+    levels = [np.unique(columns[name], return_inverse=True) for name in ("s", "d", "dept")]
+    (_, s), (_, i), (_, d) = levels
+    mark = columns["y"]
+    y = (mark >= 3 + seed).astype(int) if family == "logistic" else (mark if seed == 1 else 6 - mark).astype(float)
+    return (s, d, i, columns["service"].astype(float), y), (len(levels[0][0]), len(levels[1][0]), len(levels[2][0]))
+
+
+def measure(size: str, family: str, by: str) -> dict[str, Any]:
+    """CPU-seconds of two runs and of a prediction of two rows in this process, and moments after the first."""
+    found: dict[str, Any] = {}
+    for name, seed in (("first", 1), ("next", 2)):
+        columns, num_levels = data(size, family, seed)
+        start = time.process_time()
+        engine = ENGINES[by](marks, progress_bar=False)
+        engine.run(random.key(0), *columns, num_levels=num_levels, family=family)
+        engine.get_samples()
+        found[name] = time.process_time() - start
+        if name == "first":
+            found["converged"] = engine.diagnostics.converged
+            scale = engine.posterior["scale"]
+            found["moments"] = list(zip(np.asarray(scale.mean).tolist(), np.asarray(scale.sd).tolist(), strict=True))
+    start = time.process_time()
+    engine.predict(random.key(1), *(column[:2] for column in columns[:-1]), num_levels=num_levels, family=family)
+    found["predict"] = time.process_time() - start
+    found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
+    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
+    parser.add_argument("--by", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--loaded", action="store_true", help="other processes run beside it")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        numpyro.enable_x64()
+        print(json.dumps(measure(*options.one)))
+        return
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for size in options.sizes:
+        for family in options.families:
+            for by in options.by:
+                found[size, family, by] = measure_alone("crossed_table", size, family, by)
+                write_report("crossed-loaded" if options.loaded else "crossed", _report(found), "crossed_table")
+
+
+def _report(found: dict[tuple[str, str, str], dict[str, Any]]) -> list[str]:
+    lines = [
+        "# Crossed effects of students, lecturers and departments",
+        "",
+        "CPU-seconds of a run with its draws: in a new process, with compilation, and again on other marks of the same",
+        "size; then of a prediction of two rows. Hyperparameters are integrated over; one thread for linear algebra.",
+        "Peers were measured earlier on a machine of the same kind, on simulated data of these sizes. Deviations are",
+        "means and standard deviations after the first run; simulated ones are 0.28, 0.50 and 0.11.",
+        "",
+        "| data | family | engine | first | next | wanted | peers | predict | memory, GiB | converged | deviations |",
+        "|" + "---|" * 11,
+    ]
+    for (size, family, by), row in found.items():
+        moments = ", ".join(f"{mean:.3f} ± {sd:.3f}" for mean, sd in row["moments"])
+        times = f"{row['first']:.1f} | {row['next']:.1f} | {WANTED.get((size, family, by), '')}"
+        peers = PEERS.get((size, family), "")
+        rest = f"{row['predict']:.1f} | {row['memory']:.2f} | {row['converged']} | {moments} |"
+        lines.append(f"| {size} | {family} | {by} | {times} | {peers} | {rest}")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
