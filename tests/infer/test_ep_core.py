@@ -293,6 +293,19 @@ def test_forms_stack_under_vmap_and_warm_starts_are_short():
     assert np.all(np.isnan(single.objective_trace[single.num_steps :]))
 
 
+@pytest.mark.thorough
+def test_a_fit_with_more_factors_is_no_start_that_keeps_them():
+    form = probit_and_counts()
+    seen = tuple(mask & (np.arange(mask.size) != 2) for mask in form.observed)
+    masked = form._replace(observed=tuple(map(jnp.asarray, seen)))
+    solve = jax.jit(functools.partial(ep.solve, tol=1e-9))
+    all_seen, _ = solve(form, ep.init(form))
+    (warm, info), (cold, afresh) = solve(masked, all_seen), solve(masked, ep.init(masked))
+    assert info.converged and np.all(warm.site_precision[~np.concatenate(seen)] == 0.0)
+    np.testing.assert_allclose(info.objective, afresh.objective, rtol=1e-10)
+    np.testing.assert_allclose(warm.site_shift, cold.site_shift, atol=1e-6)
+
+
 @pytest.mark.parametrize("make", [probit_and_counts, *thorough(heavy_tailed)])
 def test_damping_changes_the_way_but_not_the_end(make):
     _, info = fit(make())

@@ -171,8 +171,9 @@ def solve(
     extrapolated where they converge slowly (see :mod:`~numpyro_ext.linalg.solvers.anderson`): same end, up to half as
     many sweeps. The last one is always plain.
 
-    The state may come from another form of the same shapes (warm start): its marginals are recomputed first, and if
-    its sites are improper under this form, which takes negative precisions, the run starts afresh.
+    The state may come from another form of the same shapes (warm start): sites of factors that are masked here are
+    removed, its marginals are recomputed, and if its sites are improper under this form, which takes negative
+    precisions, the run starts afresh.
 
     :param LatentGaussian form: the model.
     :param State state: where to start.
@@ -184,10 +185,10 @@ def solve(
     prior = gaussian_prior(form, _space(form, space, schedule))
     infinity = jnp.full_like(state.max_change, jnp.inf)
     start = init(form)._replace(step_size=jnp.full_like(infinity, 1.0 - damping))
-    marginals = _refresh(form, prior, state.site_precision, state.site_shift)
-    warm = start._replace(
-        site_precision=state.site_precision, site_shift=state.site_shift, marginals=marginals, is_start=state.is_start
-    )
+    # Sweeps leave the sites of masked factors alone, and the other form may not have masked them.
+    precision, shift = (jnp.where(jnp.concatenate(form.observed), site, 0.0) for site in state[:2])
+    marginals = _refresh(form, prior, precision, shift)
+    warm = start._replace(site_precision=precision, site_shift=shift, marginals=marginals, is_start=state.is_start)
     afresh = state.is_start
     has_vectors = any(vector_factors(potential) is not None for potential in form.potentials)
     if has_vectors or not all(potential.is_log_concave for potential in form.potentials):
