@@ -140,6 +140,38 @@ def test_categories_are_left_out_with_all_their_predictors(engine, tolerance):
         assert within[i] - left_out > 2.0 * tolerance
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", [EP, VariationalGaussian, LaplaceApproximation])
+def test_influential_observations_are_left_out_of_fits(engine):
+    """As many unknowns as half of the observations: each is masked, and all others fitted afresh."""
+    generator = np.random.default_rng(0)
+    design = np.column_stack([np.ones(12), generator.normal(size=(12, 5))])
+    y = (generator.random(12) < 1 / (1 + np.exp(-design @ generator.normal(size=6)))).astype(int)
+
+    def model(y, mask):
+        weights = numpyro.sample("weights", dist.Normal(0, 3).expand([6]))
+        with numpyro.handlers.mask(mask=mask):
+            numpyro.sample("y", dist.Bernoulli(logits=design @ weights), obs=y)
+
+    full = fit(engine, model, y, np.ones(12, bool))
+    held, found = full._finished().leave_one_out[0], pointwise(full.loo())
+    left_out = [fit(engine, model, y, np.arange(12) != i).log_predictive()["y"][i] for i in range(12)]
+    assert np.max(np.abs(held - left_out)) > 0.03
+    np.testing.assert_allclose(found, left_out, atol=0.02)
+    influential = np.flatnonzero(found != held)
+    assert 4 <= influential.size
+    np.testing.assert_allclose(found[influential], np.array(left_out)[influential], atol=1e-4)
+
+
+@pytest.mark.thorough
+def test_too_many_influential_observations_are_told(monkeypatch):
+    monkeypatch.setattr("numpyro_ext.infer.gaussian.run._MOST_REFITS", 4)
+    monkeypatch.setattr("numpyro_ext.infer.gaussian.run._SMALL_CHANGE", 0.0)
+    engine = fit(EP, rectified, COUNTS)
+    with pytest.warns(UserWarning, match=r"4 of \d+ of them were left out of a fit\. cross_validate fits without each"):
+        engine.loo()
+
+
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # of ArviZ itself
 def test_arviz_prints_and_compares():
     engine = fit(EP, line, Y)
@@ -163,7 +195,7 @@ def test_what_cannot_be_left_out_is_said():
     engine = fit(EP, two, Y, COUNTS)
     with pytest.raises(ValueError, match="Give var_name, .* there are 'y', 'z'"):
         engine.loo()
-    with pytest.raises(ValueError, match="'held' is no observed site"):
+    with pytest.raises(ValueError, match="'held' is a numpyro.factor, which has no observations"):
         engine.loo("held")
     assert pointwise(engine.loo("z")).shape == (12,)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
@@ -125,8 +126,11 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         """Leave-one-out cross-validation from the cavities of the fit, in ArviZ's type.
 
         The log predictive density of each observation given all others, at the hyperparameters of the fit or over
-        those it integrates over: exact for Gaussian likelihoods, as good as the approximation elsewhere. Nothing is
-        fitted again. ``arviz.loo`` weights draws instead, which fails for draws of an approximation where a likelihood
+        those it integrates over: exact for Gaussian likelihoods. Elsewhere the Gaussian sites of all other observations
+        are held, but for the most influential ones, whose log density is higher by more than a tenth where the fit
+        has seen them: these are left out of fits at the hyperparameters of the mode, four at a time and 64 at most,
+        until scores change by less than 0.02. (Of 12 binary observations of six unknowns, held sites were wrong by up
+        to 0.19.) ``arviz.loo`` weights draws instead, which fails for draws of an approximation where a likelihood
         vanishes, as that of rectified-linear counts does.
 
         >>> import arviz as az
@@ -158,7 +162,15 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         name = check_single(run.reading, var_name)
         without, within = run.leave_one_out
         check_cavities(without)
-        left_out, scored = (np.asarray(by_site(run.reading, values)[name]) for values in (without, within))
+        change, doubt = run.refits_without
+        if doubt:
+            warnings.warn(
+                "The scores of observations that have much influence on the fit are rough, as the Gaussian sites of "
+                f"all others are held: {doubt}. cross_validate fits without each of them.",
+                UserWarning,
+                stacklevel=2,
+            )
+        left_out, scored = (np.asarray(by_site(run.reading, values)[name]) for values in (without + change, within))
         return elpd_data(name, left_out, scored, self.num_samples)
 
     def sample_exactly(

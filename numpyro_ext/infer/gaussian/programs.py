@@ -23,7 +23,7 @@ from .algorithms.algorithm import Algorithm
 from .algorithms.half_lines import half_lines
 from .algorithms.mode_shift import shifted
 from .algorithms.node_posterior import NodePosterior
-from .answers.leave_one_out import log_factors_at_draws, log_leave_one_out
+from .answers.leave_one_out import log_factors_at_draws, log_leave_one_out, log_refitted
 from .answers.prediction import log_predictive_factors
 from .fitting.fitting_programs import FittingPrograms
 from .integration.simplified_laplace import simplified_laplace_marginals
@@ -71,6 +71,7 @@ class Programs(FittingPrograms):
         self.rows = compile_(self._rows)
         self.log_predictive = compile_(self._log_predictive)
         self.leave_one_out = compile_(self._leave_one_out)
+        self.refit_without = compile_(self._refit_without)
         self.log_factors_at_draws = compile_(self._log_factors_at_draws)
         self.weight_inputs = compile_(self._weight_inputs)
         self.fold_predictive = compile_(self._fold_predictives, static_argnames="batch_size")
@@ -251,6 +252,11 @@ class Programs(FittingPrograms):
             assert scores is not None  # as of its own form
             return -scores[1], scores[0]
         return log_leave_one_out(form, posterior)
+
+    def _refit_without(self, data: object, hyper: dict[str, Array], state: object, rows: Array) -> tuple[Array, Array]:
+        """Log predictive density of chosen factors under fits without them, and whether these converged."""
+        form = self.form(hyper, data)
+        return log_refitted(form, self._algorithm, state, rows, num_steps=self._num_steps, tol=self.tol)
 
     def _log_factors_at_draws(self, data: object, hyper: dict[str, Array], state: object) -> Array:
         form = self.form(hyper, data)

@@ -125,6 +125,11 @@ class _NodeAnswers(GaussianRun):
         note = _note_of_other_fields(self.reading)
         return "\n".join([super().describe(), *([] if note is None else [note])])
 
+    @cached_property
+    def refits_without(self) -> tuple[np.ndarray, str]:
+        """No change: the density at the nodes is divided by the factor itself, and no sites are held."""
+        return np.zeros_like(self.leave_one_out[0]), ""
+
     def affine_sites(
         self,
         shapes: Mapping[str, tuple[int, ...]],

@@ -28,7 +28,7 @@ from .algorithms.mode_shift import mode_shifts
 from .answers.coordinates import FieldCoordinates, field_coordinates
 from .answers.corrected import Corrected, check_cumulants, corrected
 from .answers.guide import field_importance_pair, fitted_guide
-from .answers.leave_one_out import weights_fail
+from .answers.leave_one_out import most_influential, weights_fail
 from .answers.prediction import by_site, check_same_unknowns
 from .integration.simplified_laplace import gaussian_marginals
 from .programs import Programs
@@ -42,6 +42,10 @@ LARGEST_SHIFT = 0.25
 """Distance of the mean from the mode, in posterior standard deviations, that need not be said."""
 _FEW_OUTLIERS = 0.01
 """Share of observations whose weights may fail: ArviZ says so of single ones."""
+_REFITS_AT_ONCE = 4
+_MOST_REFITS = 64
+_SMALL_CHANGE = 0.02
+"""Change of a log density by a fit without the observation, below which no more are fitted."""
 
 
 @dataclass(eq=False, repr=False)
@@ -249,6 +253,30 @@ class GaussianRun(FinishedRun):
         """Log predictive density of every factor without and with its own observation."""
         without, within = self.programs.leave_one_out(*self.inputs)
         return np.asarray(without), np.asarray(within)
+
+    @cached_property
+    def refits_without(self) -> tuple[np.ndarray, str]:
+        """Change of the log predictive densities of the most influential factors without themselves where all others
+        are fitted again, at the mode; zero of other factors. And a reason to doubt that this is enough, if any.
+
+        Factors are left out in the order of their influence, until some in a row change little.
+        """
+        held, within = map(np.asarray, self.programs.leave_one_out(*self.inputs))
+        change, rows = np.zeros_like(held), most_influential(held, within)
+        factors = self.reading.compiled_form(self.inputs[1]).potentials
+        if all(isinstance(factor, GaussianPotential) for factor in factors):  # their sites are exact
+            return change, ""
+        for start in range(0, min(rows.size, _MOST_REFITS), _REFITS_AT_ONCE):
+            # always as many, so that one program serves all
+            some = np.resize(rows[start : start + _REFITS_AT_ONCE], _REFITS_AT_ONCE)
+            found, converged = map(np.asarray, self.programs.refit_without(*self.inputs, some))
+            if not converged.all():
+                return change, "a fit without one of them did not converge"
+            change[some] = found - held[some]
+            if np.max(np.abs(change[some])) < _SMALL_CHANGE:
+                return change, ""
+        is_all = rows.size <= _MOST_REFITS
+        return change, "" if is_all else f"{_MOST_REFITS} of {rows.size} of them were left out of a fit"
 
     @cached_property
     def against_weights(self) -> tuple[str, ...]:
