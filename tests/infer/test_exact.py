@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import arviz as az
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +19,7 @@ from numpyro.infer.util import log_density
 from numpyro_ext.infer import EP, AdaptiveQuadrature, IndependenceMetropolis, LaplaceApproximation, PosteriorReparam
 from numpyro_ext.infer.exact.agreement import agreement_between
 from numpyro_ext.infer.exact.kernel import log_weight_and_sites
+from numpyro_ext.infer.exact.overlap import overlap_of_weights
 from numpyro_ext.infer.exact.reparam import LATENT
 from numpyro_ext.infer.front.run import FinishedRun
 
@@ -156,6 +158,16 @@ def test_weights_are_equal_where_the_posterior_is_gaussian():
     np.testing.assert_allclose(weights, float(engine.log_evidence), rtol=1e-9)
 
 
+def test_overlap_of_weights_is_the_acceptance_over_all_pairs():
+    log_weights = np.asarray(random.normal(random.key(0), (200,)))
+    weights = np.exp(log_weights)
+    pairs = np.minimum(1.0, weights[None, :] / weights[:, None])  # current, proposed
+    found = overlap_of_weights(log_weights + 1000.0)
+    np.testing.assert_allclose(found.share, weights / weights.sum() @ pairs.mean(1))
+    assert overlap_of_weights(np.full(100, -3.0)) == (1.0, 0.0)
+    assert overlap_of_weights(np.where(np.arange(400) % 2, 0.0, -np.inf)).share == 0.5
+
+
 def test_agreement_is_told_with_its_error():
     exact = {name: (np.zeros(2), np.ones(2)) for name in "abcd"}
     found = {
@@ -266,6 +278,11 @@ def test_acceptance_of_proposals_is_the_overlap(groups, capsys):
     mcmc.run(random.key(2), COUNTS)
     weigh = jax.jit(jax.vmap(lambda white: log_weight_and_sites(PosteriorReparam(groups), (COUNTS,), {})(white)[0]))
     weights = np.asarray(weigh(random.normal(random.key(4), (4000, 5))))
+    np.testing.assert_allclose(overlap_of_weights(weights).share, mcmc.last_state.mean_accept_prob.mean(), atol=0.03)
+    np.testing.assert_allclose(groups.overlap(random.key(6)).share, mcmc.last_state.mean_accept_prob.mean(), atol=0.05)
+    assert az.from_numpyro(mcmc).posterior["rate"].shape == (2, 4000, 3)
+    groups.print_summary()
+    assert "Approximation: EP, hyperparameters drawn about their optimum; overlap with" in capsys.readouterr().out
     weights = np.exp(weights - weights.max())
     # a current state is drawn by weight, a proposal evenly
     ratio = np.minimum(1.0, weights[None, :] / weights[:, None])

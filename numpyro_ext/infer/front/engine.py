@@ -309,7 +309,8 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
     def _summary(self, exclude_deterministic: bool) -> Summary:
         run, posterior, hyper = self._finished(), self.posterior, self.hyper
         default = [n for n in posterior if n in hyper or not exclude_deterministic or n in run.reading.field]
-        return Summary(default if len(default) > len(hyper) else list(posterior), run.all_labels, hyper)
+        shown = default if len(default) > len(hyper) else list(posterior)
+        return Summary(shown, run.all_labels, hyper, notes=run.notes)
 
     def describe(self) -> str:
         """Describe the reading of the model: the field, the hyperparameters, the likelihood of each factor, the

@@ -53,6 +53,8 @@ class FinishedRun(ABC):
     has_warned_of_weights: ClassVar[bool] = False
     labels: ClassVar[Labels] = Labels()
     """Names of places as given by a person; a run that got some has them in the place of these."""
+    notes: ClassVar[tuple[str, ...]] = ()
+    """Further lines of a summary; a run that was compared with the posterior has some in the place of these."""
 
     @property
     @abstractmethod
