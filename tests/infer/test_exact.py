@@ -13,8 +13,9 @@ import pytest
 from jax import random
 from numpyro.contrib.control_flow import scan
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, Predictive, init_to_sample
 from numpyro.infer.util import log_density
+from scipy import stats
 
 from numpyro_ext.infer import EP, AdaptiveQuadrature, IndependenceMetropolis, LaplaceApproximation, PosteriorReparam
 from numpyro_ext.infer.exact.agreement import agreement_between
@@ -309,3 +310,34 @@ def test_nuts_on_the_reparameterised_model_gives_the_sites(groups):
         np.testing.assert_allclose(values, found[name], rtol=1e-9)
     by_chain = reparam.transform_sample(mcmc.get_samples(group_by_chain=True))
     assert by_chain["rate"].shape == (1, 100, 3)
+
+
+def grouped_counts(counts):
+    scale, level = numpyro.sample("scale", dist.HalfNormal(1.0)), numpyro.sample("level", dist.Normal(0.0, 1.0))
+    rate = numpyro.sample("rate", dist.Normal(level, scale).expand([3]).to_event(1))
+    numpyro.sample("counts", dist.Poisson(jnp.exp(rate[GROUP])), obs=counts)
+
+
+@pytest.mark.slow
+def test_ranks_of_true_values_are_even(num_simulations=100, num_draws=99):
+    # Draws in the coordinates of one fit are exact at any data of these shapes: one program for all data sets.
+    reparam = PosteriorReparam(fitted(grouped_counts, COUNTS))
+    names = reparam.coordinates.names
+    simulated = Predictive(grouped_counts, num_samples=num_simulations)(random.key(7), None)
+    kernel = NUTS(reparam.reparam(grouped_counts), init_strategy=init_to_sample)
+    options = {"num_warmup": 200, "num_samples": 4 * num_draws, "thinning": 4}
+    mcmc = MCMC(kernel, jit_model_args=True, progress_bar=False, **options)
+    ranks = []
+    for i in range(num_simulations):
+        mcmc.run(random.key(i), simulated["counts"][i])
+        draws = mcmc.get_samples()
+        ranks.append(np.concatenate([np.ravel((draws[n] < simulated[n][i]).sum(0)) for n in names]))
+    by_quantity = np.stack(ranks, 1)
+    assert _evenness(by_quantity).min() > 0.001 / len(by_quantity)
+    # the same ranks among draws that are half as wide would not pass
+    assert _evenness(np.clip(2 * by_quantity - 50, 0, 99)).max() < 1e-4
+
+
+def _evenness(ranks):
+    """P-values of ranks up to 99, shape ``(quantities, simulations)``, under even ones."""
+    return stats.chisquare(np.stack([np.bincount(row // 20, minlength=5) for row in ranks]), axis=1).pvalue
