@@ -35,7 +35,7 @@ NOTEBOOKS ?= notebooks
 # Workers with several BLAS threads each wait for one another when there are more of them than cores.
 test test-float32 test-thorough test-optimised test-slow test-newest test-oldest docs-test notebooks site: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help demo test test-full test-everything test-float32 test-thorough test-optimised test-slow test-newest test-oldest lint format types docs-test notebooks site bench clean
+.PHONY: help demo test test-full test-everything test-float32 test-thorough test-optimised test-slow test-newest test-oldest lint format types docs-test notebooks site bench scoreboard clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -101,6 +101,9 @@ ifneq ($(wildcard benchmarks/*.py),)
 else
 	@echo "benchmarks/ holds no benchmark: nothing to run"
 endif
+
+scoreboard: $(VENV)/.test ## engines beside the reference draws of posteriordb: measures what is missing, writes docs/scoreboard.md
+	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.scoreboard
 
 clean: ## remove the environments and caches
 	rm -rf $(VENV) $(NEWEST) $(OLDEST) .compiled build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks
