@@ -269,7 +269,7 @@ class GaussianRun(FinishedRun):
         for start in range(0, min(rows.size, _MOST_REFITS), _REFITS_AT_ONCE):
             # always as many, so that one program serves all
             some = np.resize(rows[start : start + _REFITS_AT_ONCE], _REFITS_AT_ONCE)
-            found, converged = map(np.asarray, self.programs.refit_without(*self.inputs, some))
+            found, converged = map(np.asarray, self.programs.refit_without(*self.inputs, jnp.asarray(some)))
             if not converged.all():
                 return change, "a fit without one of them did not converge"
             change[some] = found - held[some]

@@ -196,8 +196,8 @@ def most_influential(without: np.ndarray, within: np.ndarray) -> np.ndarray:
     :return: integers, shape ``(n,)``.
     """
     gain = np.nan_to_num(within - without, nan=0.0)
-    rows = np.argsort(-gain, kind="stable")
-    return rows[gain[rows] > _LEAST_INFLUENCE]
+    rows: np.ndarray = np.argsort(-gain, kind="stable")
+    return rows[: np.count_nonzero(gain > _LEAST_INFLUENCE)]
 
 
 def log_refitted(
@@ -216,8 +216,8 @@ def log_refitted(
     sizes = [p.num_rows if isinstance(p, VectorRows) else 1 for p in form.potentials]
     # All rows of a factor of several predictors leave with their first one.
     firsts = [
-        place - np.arange(place.size) % size
-        for place, size in zip(form.split_rows(np.arange(form.num_rows)), sizes, strict=True)
+        place - jnp.arange(place.size) % size
+        for place, size in zip(form.split_rows(jnp.arange(form.num_rows)), sizes, strict=True)
     ]
 
     def refit(row: Array) -> tuple[Array, Array]:
