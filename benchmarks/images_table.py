@@ -263,7 +263,7 @@ REPORTS: dict[str, Report] = {
         "Pictures: inpainting in few steps",
         [
             "A quarter of the pixels is seen, in noise of a hundredth of the range. Three or six steps of four bases:",
-            "the iteration has not converged, and its report says so. `2026-11-22-cpu.md` has the same pictures and",
+            "the iteration has not converged, and its report says so. `2026-11-28-cpu.md` has the same pictures and",
             "masks where the iteration ends, with eight bases and another start. Bands are of the missing pixels, from",
             "20 draws.",
             "CPU-seconds are of a fit that compiles nothing: until the mean, and to bands. Linear and biharmonic",
