@@ -7,10 +7,7 @@ non-negative or real factors) are raced where they are installed.
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -26,6 +23,7 @@ from numpyro_ext.structure.bilinear.form import Bilinear, CoupledSide, GaussianS
 
 from .bilinear_once import RANK, Counts, make_counts, make_form
 from .compilation import Compiled, compile_function
+from .own_process import in_own_process
 from .results_table import Row, at_most
 
 NUM_ROWS, NUM_COLUMNS, NUM_CELLS = 2000, 1000, 538_423
@@ -219,9 +217,7 @@ def test_growth(what, race, results, company):
 
 def _run_once(*arguments: str, num_devices: int = 1) -> dict[str, Any]:
     flags = f"--xla_force_host_platform_device_count={num_devices}"
-    command = [sys.executable, "-m", "benchmarks.bilinear_once", *arguments]
-    done = subprocess.run(command, env={**os.environ, "XLA_FLAGS": flags}, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return in_own_process("bilinear_once", *arguments, environment={"XLA_FLAGS": flags})
 
 
 def test_ten_million_cells(results, company):

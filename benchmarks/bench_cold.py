@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .cold_once import ENGINES, NUM_SAMPLES, NUM_SVI_STEPS, NUM_WARMUP, PEERS, PROBLEMS, has_fits
+from .own_process import in_own_process
 from .results_table import Row, at_most
 
-ROOT = Path(__file__).parents[1]
 FIRST = {"few-rows": 2.0, "random-intercepts": 5.0}
 """Of EP; of the others what the Laplace engine took before."""
 FIRST_OF_OTHERS = {"few-rows": 1.9, "random-intercepts": 7.2}
@@ -28,12 +24,7 @@ NAMES = {
 
 
 def cold(engine: str, problem: str, *options: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.cold_once", engine, problem, *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command[1:])} failed:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return in_own_process("cold_once", engine, problem, *options)
 
 
 @pytest.fixture(scope="module")

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from .fit_once import NUM_SAMPLES, NUM_WARMUP, PROBLEMS
+from .own_process import in_own_process
 from .results_table import Row, at_least
-
-ROOT = Path(__file__).parents[1]
 
 
 def fit(engine: str, problem: str, num_samples: int = NUM_SAMPLES) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.fit_once", engine, problem, f"--num-samples={num_samples}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command[1:])} failed:\n{done.stderr}")
-    return json.loads(done.stdout)
+    return in_own_process("fit_once", engine, problem, f"--num-samples={num_samples}")
 
 
 def error_bound(ep: dict[str, Any], reference: dict[str, Any]) -> float:

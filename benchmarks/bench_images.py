@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from numpyro_ext.structure import read_latent_gaussian
 from .compilation import compile_function, compile_sweep
 from .image_once import NOISE, inpainting_problem, noisy_photograph, photograph
 from .image_peers import decibels, denoised, inpainted
+from .own_process import in_own_process
 from .results_table import Row, at_least, at_most
 
 KERNELS = {f"blurred by {n} x {n}": np.full((n, n), 1.0 / n**2) for n in (3, 9)}
@@ -130,10 +128,9 @@ NAMES = ("camera", "ascent", "aero")
 def in_a_process(what: str, name: str, folder: Path) -> tuple[np.ndarray, dict[str, Any]]:
     """The mean of the image and what else is known of the run; nothing that an earlier run compiled is there."""
     path = folder / "mean.npy"
-    command = [sys.executable, "-m", "benchmarks.image_once", what, name, "--mean", str(path)]
-    environment = {n: v for n, v in os.environ.items() if "COMPILATION_CACHE" not in n}
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    return np.load(path), json.loads(done.stdout.splitlines()[-1])
+    no_cache = {name: None for name in os.environ if "COMPILATION_CACHE" in name}
+    found = in_own_process("image_once", what, name, "--mean", path, environment=no_cache)
+    return np.load(path), found
 
 
 def gaussian_filter(image: np.ndarray, noisy: np.ndarray) -> float:

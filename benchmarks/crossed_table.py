@@ -24,7 +24,8 @@ from jax import random
 from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import EP, LaplaceApproximation
 
-from .maps_table import measure_alone
+from .maps_table import COLD
+from .own_process import in_own_process
 from .results_table import write_report
 
 ENGINES = {"Laplace": LaplaceApproximation, "EP": EP}
@@ -126,7 +127,7 @@ def main() -> None:
     for size in options.sizes:
         for family in options.families:
             for by in options.by:
-                found[size, family, by] = measure_alone("crossed_table", size, family, by)
+                found[size, family, by] = in_own_process("crossed_table", "--one", size, family, by, environment=COLD)
                 write_report("crossed-loaded" if options.loaded else "crossed", _report(found), "crossed_table")
 
 

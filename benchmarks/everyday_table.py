@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +24,7 @@ from numpyro.infer import MCMC, NUTS
 
 from numpyro_ext.infer import EP
 
+from .own_process import in_own_process
 from .results_table import write_report
 
 NUM_ROWS, NUM_GROUPS = 10_000, 300
@@ -114,13 +113,6 @@ def measure(name: str, by: str) -> dict[str, float]:
     return found | {"mean": float(draws.mean()), "sd": float(draws.std())}
 
 
-def _in_own_process(name: str, by: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.everyday_table", "--one", name, "--by", by]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found: dict[str, float] = json.loads(out.splitlines()[-1])
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--one", choices=list(MODELS), help="measure this model in this process")
@@ -133,8 +125,10 @@ def main() -> None:
         return
     rows, data = [], {}
     for name in MODELS:
-        ours = _in_own_process(name, "EP")
-        peer = None if options.without_nuts else _in_own_process(name, "NUTS")
+        ours = in_own_process("everyday_table", "--one", name, "--by", "EP")
+        peer = None
+        if not options.without_nuts:
+            peer = in_own_process("everyday_table", "--one", name, "--by", "NUTS")
         data[name] = {"EP": ours, "NUTS": peer}
         theirs = ["", "", ""]
         if peer is not None:

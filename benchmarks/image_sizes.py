@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +12,7 @@ import numpyro
 
 from .bench_images import read_problem
 from .compilation import compile_function, compile_sweep
+from .own_process import in_own_process
 
 __all__ = ["dense_sweeps", "large_pictures", "table_of"]
 
@@ -31,9 +29,7 @@ def large_pictures() -> list[str]:
     heads = "picture | CPU-s | evaluations | converged | dB | memory, GiB | µs a pixel | and evaluation | ratio | ratio"
     lines, first = table_of(heads), None
     for side in (1024, 2048, 4096):
-        command = [sys.executable, "-m", "benchmarks.large_image_once", str(side)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = in_own_process("large_image_once", side)
         whole = 1e6 * found["seconds"] / side**2
         each = whole / found["evaluations"]
         first = (whole, each) if first is None else first

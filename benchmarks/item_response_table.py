@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import time
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,10 +21,12 @@ import numpyro
 import pandas as pd
 from jax import random
 
+from numpyro_ext.compilation.disk_cache import VARIABLE
 from numpyro_ext.datasets.external import data_path
 from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.models import item_response
 
+from .own_process import in_own_process
 from .results_table import write_report
 
 PRODUCTS = 4
@@ -100,11 +99,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def _in_own_process(name: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.item_response_table", "--one", name]
-    environment = os.environ | {"NUMPYRO_EXT_COMPILED_PROGRAMS": "off"}
-    out = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    return in_own_process("item_response_table", "--one", name, environment={VARIABLE: "off"})
 
 
 def main() -> None:

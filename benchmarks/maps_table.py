@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -26,6 +23,7 @@ from numpyro_ext.compilation.disk_cache import VARIABLE
 from numpyro_ext.distributions import GaussianMarkovRandomField, graph_precision
 from numpyro_ext.infer import EP, LaplaceApproximation
 
+from .own_process import in_own_process
 from .results_table import write_report
 
 ENGINES = {"Laplace": LaplaceApproximation, "EP": EP}
@@ -33,6 +31,8 @@ REPORTED = {32: ("0.58", "none in 200 s"), 100: ("8.3", "")}
 """CPU-seconds of TMB with standard errors, by a template of its own, on maps of these sides; and of ours before."""
 WANTED = {32: "8 / 0.87", 100: "16.6 / 10"}
 """CPU-seconds that a first and a next run should take at most: 1.5 and 1.2 times those of TMB, when compiled."""
+COLD = {VARIABLE: "off", "OPENBLAS_NUM_THREADS": "1"}
+"""Environment of processes that compile all of their programs."""
 SITES = ("a", "b", "tau", "s")
 
 
@@ -81,15 +81,6 @@ def measure(side: int, by: str) -> dict[str, Any]:
     return found
 
 
-def measure_alone(script: str, *arguments: str) -> dict[str, Any]:
-    """Figures that ``python -m benchmarks.<script> --one`` prints in a new process, with nothing compiled before."""
-    command = [sys.executable, "-m", f"benchmarks.{script}", "--one", *arguments]
-    environment = {**os.environ, VARIABLE: "off", "OPENBLAS_NUM_THREADS": "1"}
-    run = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sides", type=int, nargs="+", default=list(REPORTED))
@@ -104,7 +95,7 @@ def main() -> None:
     found = {}
     for side in options.sides:
         for by in options.by:
-            found[side, by] = measure_alone("maps_table", str(side), by)
+            found[side, by] = in_own_process("maps_table", "--one", side, by, environment=COLD)
             print(side, by, found[side, by], flush=True)
     write_report("maps-loaded" if options.loaded else "maps", _report(found), "maps_table")
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -30,6 +28,7 @@ from numpyro.infer.reparam import LocScaleReparam
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 
+from .own_process import in_own_process
 from .results_table import write_report
 
 NUM_BATCHES = 40
@@ -363,11 +362,7 @@ def by_engine(case: Case, num_samples: int) -> dict[str, Any]:
 
 
 def _in_own_process(name: str, by: str, options: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.spreads_table", "--one", name, "--by", by]
-    command += ["--num-samples", str(options.num_samples)]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    return in_own_process("spreads_table", "--one", name, "--by", by, "--num-samples", options.num_samples)
 
 
 def compare(reference: dict[str, Any], found: dict[str, Any]) -> list[tuple[str, float, float, float, float]]:

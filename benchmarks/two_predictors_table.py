@@ -13,7 +13,6 @@ import json
 import os
 import resource
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro_ext.compilation.disk_cache import VARIABLE
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 
+from .own_process import in_own_process
 from .results_table import write_report
 
 ENGINES = {"EP": EP, "Laplace": LaplaceApproximation, "VG": VariationalGaussian}
@@ -223,18 +223,13 @@ def measure(name: str, by: str) -> dict[str, Any]:
 
 def _in_own_process(name: str, by: str, most_seconds: float) -> dict[str, Any]:
     """Result of :func:`measure` without programs that are kept on disk; seconds alone where it does not end."""
-    command = [sys.executable, "-m", "benchmarks.two_predictors_table", "--one", name, "--by", by]
-    environment = {**os.environ, VARIABLE: "off"}
+    command = ("two_predictors_table", "--one", name, "--by", by)
     begun = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
-        out = subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, text=True, env=environment, timeout=most_seconds
-        ).stdout
+        return in_own_process(*command, environment={VARIABLE: "off"}, timeout=most_seconds)
     except subprocess.TimeoutExpired:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         return {"at_least": ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime}
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
 
 
 def main() -> None:
