@@ -18,6 +18,13 @@ def with_fit_costs(engine: Any, **costs: int) -> Any:
     return type(engine.__name__, (engine,), {"_costs": FitCosts(**costs)})
 
 
+def with_forest_costs(engine: Any, **costs: int) -> Any:
+    """A class of engines like another one, which take large forests in other parts."""
+    from numpyro_ext.potentials.trees.chunks import ForestCosts
+
+    return type(engine.__name__, (engine,), {"_forest_costs": ForestCosts(**costs)})
+
+
 def with_layouts(engine: Any, **costs: Any) -> Any:
     """A class of engines like another one, which choose the layouts of forms by other costs."""
     from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from jax import Array
 
 from ..potentials import Potential
 from ..potentials.families.plackett_luce import PlackettLucePotential
+from ..potentials.trees.chunks import FOREST_COSTS, ForestCosts
 from ..potentials.vector_rows import vector_factors
 from ..structure import LatentGaussianReading, ModelStructureError, Reason, SparseLinearReading
 from ..structure.latent_gaussian.read import ONE_SIDED_LATENT_GAUSSIAN
@@ -153,6 +154,7 @@ class EP(Engine):
         ONE_SIDED_LATENT_GAUSSIAN,
         SPARSE_LINEAR,
     )
+    _forest_costs: ClassVar[ForestCosts] = FOREST_COSTS
 
     def __init__(
         self,

@@ -23,10 +23,10 @@ from numpyro_ext.infer.bilinear.algorithms.quadratic import Options
 from numpyro_ext.models import binary_factorization, paired_symbols
 from numpyro_ext.potentials.families.binary import LogitPotential
 from numpyro_ext.structure import ModelStructureError, read_bilinear
-from numpyro_ext.structure.bilinear import pairs
 from numpyro_ext.structure.bilinear.background import Background, Selection
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
-from numpyro_ext.structure.bilinear.pairs import EmittedPairs, PairSites
+from numpyro_ext.structure.bilinear.pairs import EmittedPairs, PairSites, check_pairs, find_pair_sites
+from numpyro_ext.structure.model.running.execution import ModelCall
 from tests.infer.bilinear_forms import REFERENCE
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
@@ -263,17 +263,20 @@ def test_what_is_refused(options, words):
 @pytest.mark.parametrize("is_large", [False, True])
 def test_what_is_read_is_checked(monkeypatch, is_large):
     """The form has the density of the model as it was given, or its logits where that visits too many pairs."""
-    if is_large:
-        monkeypatch.setattr(pairs, "_MOST_CHECKED", 0)
     reading = read_bilinear(variant, (SMALL,), takes_pairs=True)
     assert reading.share_sites == ("pi", "psi") and reading.index[0].size == 2
+    call = ModelCall(variant, (SMALL,), {}, random.key(0))
+    by_logits = partial(check_pairs, call, reading, find_pair_sites(call, ()), most_pairs=0)
+    by_logits()
     if is_large:
         logits = CensoredPairs.logits
         monkeypatch.setattr(CensoredPairs, "logits", lambda self, i, j: logits(self, i, j) + (i == 2) * len(i) / 1e3)
     else:
         monkeypatch.setattr(PairSites, "background", lambda self: background(self._replace(num_censored=4.0)))
-    with pytest.raises(ModelStructureError, match="misread: its (logit of a pair|log density) is"):
-        read_bilinear(variant, (SMALL,), takes_pairs=True)
+    with pytest.raises(
+        ModelStructureError, match=f"misread: its {'logit of a pair' if is_large else 'log density'} is"
+    ):
+        by_logits() if is_large else read_bilinear(variant, (SMALL,), takes_pairs=True)
 
 
 @needs_float64

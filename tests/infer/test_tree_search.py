@@ -17,9 +17,13 @@ from numpyro_ext.linalg import wavelet_transform
 from numpyro_ext.potentials import LaplacePotential, wavelet_forest
 from numpyro_ext.potentials.trees import chunks
 from numpyro_ext.potentials.trees.mixture import TreeParameters
+from tests.readings import with_forest_costs
 
 KEY = jax.random.key(0)
 LEVELS = {"wavelet": "haar", "num_levels": 2, "per_orientation": True}
+SMALL_PARTS = {"largest_whole": 2**7, "largest_part": 2**6}
+"""The picture has 64 parts of 64 nodes, as one of 1448 x 1448 pixels has of those in use."""
+EPInParts = with_forest_costs(EP, **SMALL_PARTS)
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +43,6 @@ def noisy():
     return (image + 0.1 * jax.random.normal(jax.random.key(2), image.shape)).reshape(64, 64)
 
 
-@pytest.fixture
-def small_parts(monkeypatch):
-    """Of 64 nodes: the picture has 64 of them, as one of 1448 x 1448 pixels has of those in use."""
-    monkeypatch.setattr(chunks, "LARGEST_WHOLE", 2**7)
-    monkeypatch.setattr(chunks, "LARGEST_CHUNK", 2**6)
-
-
 @pytest.fixture(scope="module")
 def whole(noisy):
     """Up to 2**16 nodes are searched at once; to far below a standard error."""
@@ -56,7 +53,7 @@ def whole(noisy):
 
 
 @pytest.mark.thorough
-def test_the_maximum_is_that_of_a_search_on_all_trees(noisy, whole, small_parts, monkeypatch):
+def test_the_maximum_is_that_of_a_search_on_all_trees(noisy, whole, monkeypatch):
     sizes = []
     learn = tree_search.learn
 
@@ -66,7 +63,7 @@ def test_the_maximum_is_that_of_a_search_on_all_trees(noisy, whole, small_parts,
         return found
 
     monkeypatch.setattr(tree_search, "learn", counted)
-    engine = EP(wavelet_denoising, progress_bar=False)
+    engine = EPInParts(wavelet_denoising, progress_bar=False)
     engine.run(KEY, noisy, 0.1, **LEVELS)
     assert engine.diagnostics.converged and engine.diagnostics.hyper.max_gradient <= 0.5
     shares = [share for share, _ in sizes]
@@ -84,14 +81,14 @@ def test_the_maximum_is_that_of_a_search_on_all_trees(noisy, whole, small_parts,
 
 
 @pytest.mark.thorough
-def test_derivatives_are_small_in_units_of_the_end(noisy, small_parts):
+def test_derivatives_are_small_in_units_of_the_end(noisy):
     """By differences of the evidence at given parameters; standard errors from their curvature."""
-    engine = EP(wavelet_denoising, progress_bar=False)
+    engine = EPInParts(wavelet_denoising, progress_bar=False)
     engine.run(KEY, noisy, 0.1, **LEVELS)
     values = {name: np.asarray(parameter.value) for name, parameter in engine.hyper.items()}
 
     def evidence(scale):
-        fixed = EP(
+        fixed = EPInParts(
             wavelet_denoising, hyper_values=values | {"low_scale": values["low_scale"] * scale}, progress_bar=False
         )
         fixed.run(KEY, noisy, 0.1, **LEVELS)
@@ -106,7 +103,7 @@ def test_derivatives_are_small_in_units_of_the_end(noisy, small_parts):
 
 
 @pytest.mark.thorough
-def test_units_measured_on_a_sample_are_those_of_all(noisy, small_parts):
+def test_units_measured_on_a_sample_are_those_of_all(noisy):
     """About: eight random signs know a root mean square to a third or so."""
     transform = wavelet_transform((64, 64), "haar", 2)
     forest = wavelet_forest(transform, per_orientation=True)
@@ -118,20 +115,21 @@ def test_units_measured_on_a_sample_are_those_of_all(noisy, small_parts):
         return prior, jnp.full(4096, jnp.exp(2.0 * values[14]))
 
     cavity = core.Cavity(transform @ noisy.reshape(-1), jnp.full(4096, 0.01))
-    number = chunks.num_parts(forest)
-    whole = core.gradient_scales(forest, parameters, values, cavity)
+    costs = chunks.ForestCosts(**SMALL_PARTS)
+    number = chunks.num_parts(forest, costs)
+    whole = core.gradient_scales(forest, parameters, values, cavity, costs=costs)
     assert number == 64
     assert abs(np.log(whole[14] / np.sqrt(2.0 * 4096))) < np.log(3.0)
     for size in (16, number):
         share = size / number
         sample = core.Sample(jnp.asarray(size), jnp.asarray(share))
-        some = core.gradient_scales(forest, parameters, values, cavity, sample)
+        some = core.gradient_scales(forest, parameters, values, cavity, sample, costs)
         assert np.all(np.abs(np.log(some / np.sqrt(share) / whole)) < np.log(3.0)), (some, whole)
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("python_handles_control_c")
-def test_an_interrupted_sample_ends_with_the_evidence_of_all(noisy, small_parts, monkeypatch):
+def test_an_interrupted_sample_ends_with_the_evidence_of_all(noisy, monkeypatch):
     begun = []
     learn = tree_search.learn
 
@@ -147,18 +145,18 @@ def test_an_interrupted_sample_ends_with_the_evidence_of_all(noisy, small_parts,
         return learn(climb._replace(advance=raising), *args, **kwargs)
 
     monkeypatch.setattr(tree_search, "learn", interrupted)
-    engine = EP(wavelet_denoising, progress_bar=False)
+    engine = EPInParts(wavelet_denoising, progress_bar=False)
     with pytest.warns(UserWarning, match="Interrupted"):
         engine.run(KEY, noisy, 0.1, **LEVELS)
     assert not engine.diagnostics.converged and begun == [0.125, 0.125, 1.0]
     given = {name: parameter.value for name, parameter in engine.hyper.items()}
-    fixed = EP(wavelet_denoising, hyper_values=given, progress_bar=False)
+    fixed = EPInParts(wavelet_denoising, hyper_values=given, progress_bar=False)
     fixed.run(KEY, noisy, 0.1, **LEVELS)
     np.testing.assert_allclose(float(engine.log_evidence), float(fixed.log_evidence), rtol=1e-10)
 
 
-def test_few_steps_are_few_and_said_so(noisy, small_parts):
-    engine = EP(wavelet_denoising, max_hyper_steps=2, progress_bar=False)
+def test_few_steps_are_few_and_said_so(noisy):
+    engine = EPInParts(wavelet_denoising, max_hyper_steps=2, progress_bar=False)
     with pytest.warns(UserWarning, match="did not converge"):
         engine.run(KEY, noisy, 0.1, **LEVELS)
     assert not engine.diagnostics.converged and engine.diagnostics.hyper.num_iterations == 2

@@ -25,6 +25,9 @@ def forests():
     }
 
 
+SMALL = chunks.ForestCosts(largest_whole=12, largest_part=12)
+
+
 def parameters(forest):
     rng = np.random.default_rng(1)
     low, high = rng.gamma(2.0, 0.2, forest.num_groups), rng.gamma(2.0, 2.0, forest.num_groups)
@@ -35,7 +38,7 @@ def parameters(forest):
 
 @pytest.mark.parametrize("is_traced", [False, True])
 @pytest.mark.parametrize("name", forests())
-def test_parts_make_the_whole(monkeypatch, name, is_traced):
+def test_parts_make_the_whole(name, is_traced):
     forest = forests()[name]
     prior = parameters(forest)
     rng = np.random.default_rng(2)
@@ -52,13 +55,12 @@ def test_parts_make_the_whole(monkeypatch, name, is_traced):
 
     def both(forest):
         def total(prior, evidence):
-            return chunks.sum_over_trees(log_z, forest, prior, evidence)
+            return chunks.sum_over_trees(log_z, forest, prior, evidence, costs=SMALL)
 
-        return jax.value_and_grad(total, (0, 1))(prior, evidence), chunks.map_trees(moments, forest, mean)
+        found = chunks.map_trees(moments, forest, mean, costs=SMALL)
+        return jax.value_and_grad(total, (0, 1))(prior, evidence), found
 
     whole = jax.value_and_grad(lambda p, e: log_z(forest, p, e), (0, 1))(prior, evidence), moments(forest, mean)
-    monkeypatch.setattr(chunks, "LARGEST_WHOLE", 12)
-    monkeypatch.setattr(chunks, "LARGEST_CHUNK", 12)
     calls.clear()
     found = jax.jit(both)(forest) if is_traced else jax.jit(lambda: both(forest))()
     assert (max(calls) == forest.num_nodes) == (name == "irregular")
@@ -67,7 +69,7 @@ def test_parts_make_the_whole(monkeypatch, name, is_traced):
 
 def test_sums_of_sums_keep_their_digits():
     forest = wavelet_forest(wavelet_transform((1024, 512), "haar", 5))
-    assert forest.num_nodes > 2 * chunks.LARGEST_WHOLE
+    assert forest.num_nodes > 2 * chunks.FOREST_COSTS.largest_whole
     terms = np.random.default_rng(0).gamma(0.5, size=forest.num_nodes)
 
     def by_group(trees, _, x):
@@ -84,26 +86,24 @@ def test_sums_of_sums_keep_their_digits():
 
 
 @pytest.mark.parametrize("name", ["image", "signal", "no trees"])
-def test_some_parts_are_whole_trees(monkeypatch, name):
+def test_some_parts_are_whole_trees(name):
     """Whose evidence is that of a forest of these trees alone, and its derivatives as well."""
     forest = forests()[name]
     prior = parameters(forest)
     evidence = jnp.asarray(np.random.default_rng(2).normal(size=(forest.num_nodes, 2)))
-    monkeypatch.setattr(chunks, "LARGEST_WHOLE", 12)
-    monkeypatch.setattr(chunks, "LARGEST_CHUNK", 12)
-    number = chunks.num_parts(forest)
+    number = chunks.num_parts(forest, SMALL)
 
     def log_z(prior, limit):
         def of(trees, prior, evidence):
             return log_partition(trees, evidence, *log_probabilities(trees, prior))
 
-        return chunks.sum_over_trees(of, forest, prior, evidence, limit=limit)
+        return chunks.sum_over_trees(of, forest, prior, evidence, limit=limit, costs=SMALL)
 
     def taken(limit):
         def of(trees, _, node):
             return jnp.zeros(forest.num_nodes).at[node].add(1.0)
 
-        return chunks.sum_over_trees(of, forest, (), jnp.arange(forest.num_nodes), limit=limit)
+        return chunks.sum_over_trees(of, forest, (), jnp.arange(forest.num_nodes), limit=limit, costs=SMALL)
 
     assert number > 1
     before = np.zeros(forest.num_nodes)

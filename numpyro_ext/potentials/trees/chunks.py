@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,35 +17,49 @@ from jax import Array, lax
 
 from .forest import Forest, Level
 
-__all__ = ["LARGEST_CHUNK", "LARGEST_WHOLE", "map_trees", "num_parts", "sum_over_trees"]
+__all__ = ["FOREST_COSTS", "ForestCosts", "map_trees", "num_parts", "sum_over_trees"]
 
-LARGEST_WHOLE = 2**16
-"""Nodes up to which a forest is taken at once."""
-LARGEST_CHUNK = 2**15
-"""Nodes of a part at most, where trees are not larger."""
+
+class ForestCosts(NamedTuple):
+    """Numbers of nodes by which a forest is taken in parts. They change what answers cost, never the answers."""
+
+    largest_whole: int = 2**16
+    """Nodes up to which a forest is taken at once."""
+    largest_part: int = 2**15
+    """Nodes of a part at most, where trees are not larger."""
+
+
+FOREST_COSTS = ForestCosts()
+"""Numbers of all engines."""
 
 _Result = TypeVar("_Result")
 
 
-def num_parts(forest: Forest) -> int:
+def num_parts(forest: Forest, costs: ForestCosts = FOREST_COSTS) -> int:
     """Number of parts of equal size in which a forest is taken. Trees are drawn for them, so a few are a sample of
     all."""
-    return _num_parts(forest) or 1
+    return _num_parts(forest, costs) or 1
 
 
 def sum_over_trees(
-    function: Callable[..., _Result], forest: Forest, shared: Any, *arrays: Array, limit: Array | None = None
+    function: Callable[..., _Result],
+    forest: Forest,
+    shared: Any,
+    *arrays: Array,
+    limit: Array | None = None,
+    costs: ForestCosts = FOREST_COSTS,
 ) -> _Result:
     """Sum of ``function(trees, shared, *parts)`` over parts of the forest, where it consists of many equal trees.
 
     :param function: of a forest, of what all nodes share and of arrays over the nodes, a sum over trees. For
         derivatives it is computed anew.
-    :param Forest forest: up to ``LARGEST_WHOLE`` nodes, or trees of several shapes, are one part.
+    :param Forest forest: up to ``costs.largest_whole`` nodes, or trees of several shapes, are one part.
     :param shared: arrays such as parameters of groups.
     :param arrays: of shape ``(num_nodes, ...)``.
     :param limit: the sum is over so many of the :func:`num_parts`, at their cost; by default over all.
+    :param ForestCosts costs: by which the parts are chosen.
     """
-    chunks = _chunks(forest)
+    chunks = _chunks(forest, costs)
     if chunks is None:
         return function(forest, shared, *arrays)
     part, nodes = chunks
@@ -72,9 +86,9 @@ def sum_over_trees(
     return total
 
 
-def map_trees(function: Callable[..., Any], forest: Forest, *arrays: Array) -> Any:
+def map_trees(function: Callable[..., Any], forest: Forest, *arrays: Array, costs: ForestCosts = FOREST_COSTS) -> Any:
     """``function(trees, *parts)`` of parts of the forest, as of :func:`sum_over_trees`, for arrays over the nodes."""
-    chunks = _chunks(forest)
+    chunks = _chunks(forest, costs)
     if chunks is None:
         return function(forest, *arrays)
     part, nodes = chunks
@@ -86,16 +100,17 @@ def map_trees(function: Callable[..., Any], forest: Forest, *arrays: Array) -> A
     return jax.tree.map(lambda x: jnp.zeros((nodes.size, *x.shape[2:]), x.dtype).at[nodes].set(x), found)
 
 
-def _num_parts(forest: Forest) -> int | None:
+def _num_parts(forest: Forest, costs: ForestCosts) -> int | None:
     """``None`` where the forest is taken at once."""
     roots, below = forest.levels[0].size, forest.levels[1:]
-    if forest.num_nodes <= LARGEST_WHOLE or any(level.num_children == 0 for level in below):
+    if forest.num_nodes <= costs.largest_whole or any(level.num_children == 0 for level in below):
         return None
     if any(lower.num_parents != upper.size for upper, lower in zip(below[:-1], below[1:], strict=True)):
         return None
     num_trees = _num_trees(forest)
     whole = math.gcd(num_trees, roots - num_trees)
-    number = next((k for k in range(1, whole + 1) if whole % k == 0 and forest.num_nodes <= k * LARGEST_CHUNK), whole)
+    fewest = -(-forest.num_nodes // costs.largest_part)
+    number = next((k for k in range(max(1, fewest), whole + 1) if whole % k == 0), whole)
     return number if number > 1 else None
 
 
@@ -104,9 +119,9 @@ def _num_trees(forest: Forest) -> int:
     return forest.levels[1].num_parents if len(forest.levels) > 1 else 0
 
 
-def _chunks(forest: Forest) -> tuple[Forest, Array] | None:
+def _chunks(forest: Forest, costs: ForestCosts) -> tuple[Forest, Array] | None:
     """Trees that are a part of the forest, without groups, and the nodes of each part, in the order by depth."""
-    number = _num_parts(forest)
+    number = _num_parts(forest, costs)
     if number is None:
         return None
     roots, below, num_trees = forest.levels[0].size, forest.levels[1:], _num_trees(forest)

@@ -30,7 +30,8 @@ from .background import Background, Selection
 
 __all__ = ["EmittedPairs", "HasCensoredPairs", "PairSites", "check_pairs", "find_pair_sites", "refuse_censored"]
 
-_MOST_CHECKED = 10_000_000
+MOST_PAIRS = 10_000_000
+"""Pairs of a row and a column up to which the density of a model is computed for comparison."""
 
 
 class HasCensoredPairs(Exception):
@@ -209,15 +210,16 @@ def _unwrapped(fn: Any) -> Any:
     return fn
 
 
-def check_pairs(call: ModelCall, reading: Any, pair_sites: PairSites) -> None:
+def check_pairs(call: ModelCall, reading: Any, pair_sites: PairSites, most_pairs: int = MOST_PAIRS) -> None:
     """Compare the form with NumPyro's log density of the model as it was given, at a random point.
 
-    Above 10,000,000 pairs of a row and a column that density is not to be had. Then predictors of a thousand random
+    Above ``most_pairs`` pairs of a row and a column that density is not to be had. Then predictors of a thousand random
     pairs are compared.
 
     :param ModelCall call: of the model as the user wrote it.
     :param BilinearReading reading: of its emitted pairs.
     :param PairSites pair_sites: what else it has.
+    :param int most_pairs: up to which densities are compared.
     :raises ModelStructureError: if they differ by more than rounding.
     """
     rng = np.random.default_rng(np.asarray(jax.random.key_data(call.rng_key)))
@@ -227,7 +229,7 @@ def check_pairs(call: ModelCall, reading: Any, pair_sites: PairSites) -> None:
     unknowns = np.asarray(0.5 * rng.standard_normal(reading.num_columns), dtype)
     shares = tuple(jnp.asarray(rng.dirichlet(np.ones(size)), dtype) for size in sizes)
     chosen = tuple(rng.integers(size, size=1000) for size in sizes)
-    has_density, skeleton = sizes[0] * sizes[1] <= _MOST_CHECKED, reading.skeleton()
+    has_density, skeleton = sizes[0] * sizes[1] <= most_pairs, reading.skeleton()
 
     def at_point(hyper: Any, unknowns: Any, shares: Any, chosen: Any, data: Any) -> Any:
         form, (u, v) = skeleton.form(hyper, data), skeleton.vectors(unknowns)

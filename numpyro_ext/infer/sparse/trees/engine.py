@@ -15,6 +15,7 @@ from jax import Array
 from ....compilation.store import shared
 from ....linalg.cholesky import LARGEST_DENSE
 from ....linalg.solvers.posterior_precision import has_diagonal_gram
+from ....potentials.trees.chunks import ForestCosts
 from ....structure import ModelStructureError, SparseLinearReading, read_sparse_linear
 from ...front.files.saved_runs import diagnostics_from_content, state_from_content
 from ...front.options import default_tolerance
@@ -85,6 +86,7 @@ class TreeFitter:
     pooling: Pooling
     num_samples: int
     progress_bar: bool
+    _forest_costs: ForestCosts
 
     def run(
         self,
@@ -324,6 +326,7 @@ class TreeFitter:
             tol=default_tolerance(self.tol, 1e-8, 1e-4),
             damping=self.damping,
             hyper_tol=default_tolerance(self.hyper_tol, *((0.5, 0.5) if is_large else (1e-2, 1e-1))),
+            costs=self._forest_costs,
         )
 
     def restore(

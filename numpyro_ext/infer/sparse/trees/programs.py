@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ....linalg.cholesky import LARGEST_DENSE, solve_lower, solve_upper
-from ....potentials.trees.chunks import map_trees, num_parts
+from ....potentials.trees.chunks import FOREST_COSTS, ForestCosts, map_trees, num_parts
 from ....potentials.trees.draws import tree_draws
 from ....potentials.trees.forest import Forest
 from ....potentials.trees.mixture import (
@@ -41,6 +41,7 @@ class TreeOptions(NamedTuple):
     tol: float
     damping: float
     hyper_tol: float
+    costs: ForestCosts = FOREST_COSTS
 
 
 class Searched(NamedTuple):
@@ -91,7 +92,7 @@ class TreePrograms(SparsePrograms):
     def __init__(self, reading: SparseLinearReading, space: UnconstrainedSpace, options: TreeOptions) -> None:
         super().__init__(reading, space)
         self.options = options
-        self.num_parts = num_parts(reading.forest) if options.is_exact else 1
+        self.num_parts = num_parts(reading.forest, options.costs) if options.is_exact else 1
         self.project = jax.jit(self._project)
         self.init_state = jax.jit(self._init_state)
         self.units = jax.jit(self._units)
@@ -130,7 +131,7 @@ class TreePrograms(SparsePrograms):
             return reading.prior(hyper, data), jnp.broadcast_to(reading.noise_variance(hyper, data), (num_rows,))
 
         cavity = self._cavity(data, space.unpack(origin, fixed), projection, state)
-        scales = core.gradient_scales(reading.forest, parameters, origin, cavity, sample)
+        scales = core.gradient_scales(reading.forest, parameters, origin, cavity, sample, self.options.costs)
         if sample is not None and at.sample is not None:
             scales *= jnp.sqrt(at.sample.share / sample.share)
         return 1.0 / jnp.sqrt(1.0 + jnp.square(scales))
@@ -149,7 +150,9 @@ class TreePrograms(SparsePrograms):
 
         def exact(hyper: dict[str, Array], data: Sequence[object], projection: Any) -> Array:
             prior, noise_variance = reading.prior(hyper, data), reading.noise_variance(hyper, data)
-            found = core.exact_log_evidence(reading.forest, prior, projection, noise_variance, num_rows, sample)
+            found = core.exact_log_evidence(
+                reading.forest, prior, projection, noise_variance, num_rows, sample, options.costs
+            )
             return share(reading.log_constant(hyper, data)) + found
 
         def form(x: Array) -> Any:
@@ -226,7 +229,8 @@ class TreePrograms(SparsePrograms):
             moments: TreeMoments = tilted_moments(trees, prior, *cavity)
             return NodeMoments(moments.mean, moments.variance, moments.marginals)
 
-        found: NodeMoments = map_trees(of, self._reading.forest, mean, jnp.broadcast_to(variance, mean.shape))
+        variances = jnp.broadcast_to(variance, mean.shape)
+        found: NodeMoments = map_trees(of, self._reading.forest, mean, variances, costs=self.options.costs)
         return found
 
     def _gaussian(self, inputs: Inputs) -> core.GaussianMoments:

@@ -24,7 +24,7 @@ from jax import Array
 from ....linalg.cholesky import cholesky, cholesky_solve, half_log_determinant, inverse_lower
 from ....linalg.operators.operator import LinearOperator
 from ....linalg.solvers.posterior_precision import gram_diagonal
-from ....potentials.trees.chunks import sum_over_trees
+from ....potentials.trees.chunks import FOREST_COSTS, ForestCosts, sum_over_trees
 from ....potentials.trees.forest import Forest, log_partition
 from ....potentials.trees.mixture import (
     TreeParameters,
@@ -108,10 +108,12 @@ def exact_log_evidence(
     noise_variance: Array,
     num_rows: int,
     sample: Sample | None = None,
+    costs: ForestCosts = FOREST_COSTS,
 ) -> Array:
     """Log density of the data, the part outside the range of the operator included; differentiable.
 
     :param Sample sample: the share of it that some of the trees have, if these are a sample of all.
+    :param ForestCosts costs: by which a large forest is taken in parts.
     """
     scale = jnp.mean(noise_variance)
     cavity = exact_cavity(projection, noise_variance)
@@ -119,10 +121,16 @@ def exact_log_evidence(
     rest = (num_rows - cavity.mean.size) * jnp.log(2.0 * jnp.pi * scale) + jnp.sum(jnp.log(projection.gram))
     rest += projection.log_relative + projection.residual / scale
     rest = rest if sample is None else sample.share * rest
-    return _log_normaliser(forest, prior, cavity, sample) - 0.5 * rest
+    return _log_normaliser(forest, prior, cavity, sample, costs) - 0.5 * rest
 
 
-def _log_normaliser(forest: Forest, prior: TreeParameters, cavity: Cavity, sample: Sample | None = None) -> Array:
+def _log_normaliser(
+    forest: Forest,
+    prior: TreeParameters,
+    cavity: Cavity,
+    sample: Sample | None = None,
+    costs: ForestCosts = FOREST_COSTS,
+) -> Array:
     def of(trees: Forest, prior: TreeParameters, *cavity: Array) -> Array:
         evidence = _node_evidence(trees, prior, Cavity(*cavity))
         found: Array = log_partition(trees, evidence, *log_probabilities(trees, prior))
@@ -130,7 +138,8 @@ def _log_normaliser(forest: Forest, prior: TreeParameters, cavity: Cavity, sampl
 
     mean, variance = cavity
     nodes = mean, jnp.broadcast_to(variance, mean.shape)
-    return sum_over_trees(of, forest, prior, *nodes, limit=None if sample is None else sample.num_parts)
+    limit = None if sample is None else sample.num_parts
+    return sum_over_trees(of, forest, prior, *nodes, limit=limit, costs=costs)
 
 
 def _node_evidence(forest: Forest, prior: TreeParameters, cavity: Cavity) -> Array:
@@ -144,6 +153,7 @@ def gradient_scales(
     values: Array,
     cavity: Cavity,
     sample: Sample | None = None,
+    costs: ForestCosts = FOREST_COSTS,
 ) -> Array:
     """Root of the sum over nodes of the squared derivative of the log evidence, for each parameter.
 
@@ -156,6 +166,7 @@ def gradient_scales(
     :param values: the vector, of shape ``(d,)``.
     :param Cavity cavity: Gaussians over the coefficients.
     :param Sample sample: of the trees, as in :func:`exact_log_evidence`.
+    :param ForestCosts costs: by which a large forest is taken in parts.
     """
     prior, _ = parameters_fn(values)
     held = jax.lax.stop_gradient(prior)
@@ -194,9 +205,9 @@ def gradient_scales(
     nodes = mean, jnp.broadcast_to(variance, mean.shape), last
     noise = jax.lax.map(of_noise, signs[:, num_nodes:])
     if sample is None:
-        total = sum_over_trees(gradients, forest, values, *nodes) + noise
+        total = sum_over_trees(gradients, forest, values, *nodes, costs=costs) + noise
     else:
-        total = sum_over_trees(gradients, forest, values, *nodes, limit=sample.num_parts)
+        total = sum_over_trees(gradients, forest, values, *nodes, limit=sample.num_parts, costs=costs)
         total += jnp.sqrt(stride * sample.share) * noise
     return jnp.sqrt(jnp.mean(jnp.square(total), axis=0))
 
