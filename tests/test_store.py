@@ -69,11 +69,11 @@ def test_no_data_are_kept():
 
 def test_what_is_asked_for_stays(monkeypatch):
     monkeypatch.setattr(store, "_kept", type(store._kept)())
-    monkeypatch.setattr(store, "_SIZE", 3)
     first = shared(Found, 0)
-    for number in range(1, 5):
+    for number in range(1, store._SIZE + 2):
         assert shared(Found, 0) is first
         shared(Found, number)
-    assert shared(Found, 4).value is None and len(store._kept) == 3
-    shared(Found, 5), shared(Found, 6), shared(Found, 7)
+    assert shared(Found, 4).value is None and len(store._kept) == store._SIZE
+    for number in range(store._SIZE):
+        shared(Found, -1 - number)
     assert shared(Found, 0) is not first
