@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax import Array, random
 
-from ..infer.front.engine import BaseEngine
+from ..infer.front.engine import AnyEngine, BaseEngine
 from ..infer.front.options import check_at_least
 from ..infer.front.running.progress import progress_bar, warn
 from ..structure.model.running.execution import bound_arguments, check_key
@@ -163,7 +163,7 @@ def compare_acquisitions(
     )
 
 
-def _check_arguments(engine: BaseEngine[Any], **names: str) -> None:
+def _check_arguments(engine: AnyEngine, **names: str) -> None:
     parameters = inspect.signature(engine.model).parameters
     if any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return

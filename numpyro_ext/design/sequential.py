@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from ..infer.front.engine import BaseEngine
+from ..infer.front.engine import AnyEngine, BaseEngine
 from ..infer.front.options import check_at_least, check_one_of
 from ..infer.front.running.progress import warn
 from ..infer.gaussian.engine import Engine
@@ -37,7 +37,7 @@ def _keys(rng_key: Array, number: int | None) -> tuple[Array, Array]:
     return key, jax.random.fold_in(key, 1)
 
 
-def _observed(engine: BaseEngine[Any] | SMC) -> Observed:
+def _observed(engine: AnyEngine | SMC) -> Observed:
     run = engine._finished()
     if isinstance(run, SMCRun):
         shapes = {n: tuple(site.batch_shape) for n, site in run.observations.items()}
@@ -179,7 +179,7 @@ class SequentialDesign:
         return self._engine if self._pool is None else self._pool
 
     @property
-    def engine(self) -> BaseEngine[Any] | SMC:
+    def engine(self) -> AnyEngine | SMC:
         """The engine as it ran last; see :meth:`refit`."""
         return self._engine
 
@@ -356,7 +356,7 @@ class SequentialDesign:
         )
         self._proposed = {}
 
-    def refit(self) -> BaseEngine[Any] | SMC:
+    def refit(self) -> AnyEngine | SMC:
         """Run the engine on all that has been observed, hyperparameters included.
 
         :return: the engine.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from ..compilation.pytree import PyTree
 from ..infer.front.answers.joint_arguments import numbers_of
 from ..structure.model.running.pandas_arguments import is_pandas
 
@@ -74,7 +75,7 @@ def with_told(
     return told
 
 
-def _like(old: Any, new: np.ndarray) -> object:
+def _like(old: PyTree, new: np.ndarray) -> object:
     if not is_pandas(old):
         return new
     labels = {axis: getattr(old, axis) for axis in ("index", "columns") if hasattr(old, axis)}

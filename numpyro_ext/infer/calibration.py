@@ -19,7 +19,7 @@ from ..optional import optional
 from ..structure.model.running.execution import ModelCall, check_key
 from ..structure.model.running.messages import Message
 from ..structure.model.running.pandas_arguments import run_or_with_arrays
-from .front.engine import BaseEngine
+from .front.engine import AnyEngine
 from .front.many import Dataset, collect_fits
 from .front.options import check_at_least
 from .front.running.chunks import Interruption
@@ -118,7 +118,7 @@ class Calibration:
 
 
 def calibrate(
-    engine: BaseEngine[Any],
+    engine: AnyEngine,
     rng_key: Array,
     *args: object,
     num_simulations: int = 200,

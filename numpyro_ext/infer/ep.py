@@ -20,6 +20,7 @@ from ..structure.model.search import whole_field
 from ..structure.sparse_linear.priors import is_sparse
 from ..structure.sparse_linear.read import SPARSE_LINEAR
 from .front.engine import BaseEngine
+from .front.files.archive import Content
 from .front.many import Dataset
 from .front.run import FinishedRun
 from .front.state import EngineState
@@ -282,7 +283,7 @@ class EP(Engine):
         return TreeFitter(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TreeFitter)})
 
     def _restore(
-        self, content: dict[str, Any], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
+        self, content: Content, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> FinishedRun:
         if "tree" in content:
             return self._tree_fitter().restore(content["tree"], rng_key, args, kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import ClassVar, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ class Potential:
     has_closed_derivatives: ClassVar[bool]
     """True if the class has :meth:`derivatives` of its own."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         cls.has_closed_derivatives = cls.derivatives is not Potential.derivatives
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -146,7 +146,7 @@ def bic(
 
 
 def smallest_sufficient_dimension(
-    dimensions: Sequence[int], scores: Any, *, level: float = 0.05, paired: bool = True
+    dimensions: Sequence[int], scores: object, *, level: float = 0.05, paired: bool = True
 ) -> int:
     """Choose the smallest number of traits whose test scores do not differ significantly from the best.
 

@@ -39,7 +39,7 @@ class FittedModel:
     for other models."""
 
     @classmethod
-    def of(cls, source: Any) -> FittedModel:
+    def of(cls, source: object) -> FittedModel:
         if isinstance(source, BaseEngine):
             source.diagnostics  # noqa: B018 - says what is wrong if there is no run
             call = source.model, source._args, source._kwargs

@@ -63,7 +63,7 @@ class FittedTest:
         return log_category_probabilities(self.response(traits))
 
 
-def fitted_test(source: Any, traits: ArrayLike | None, answers: Any, trait: str) -> FittedTest:
+def fitted_test(source: object, traits: ArrayLike | None, answers: object, trait: str) -> FittedTest:
     """The test of a fitted model, or of a response with traits and answers.
 
     :raises ValueError: if a response comes without traits or answers, and if shapes do not fit.

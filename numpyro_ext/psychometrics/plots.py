@@ -162,7 +162,7 @@ def plot_person_item_map(source: Any, *, trait: str = "trait", axis: Any = None)
     return axis
 
 
-def _curves_of(source: Any, theta: ArrayLike | None, trait: str) -> tuple[Response, list[str] | None, np.ndarray]:
+def _curves_of(source: object, theta: ArrayLike | None, trait: str) -> tuple[Response, list[str] | None, np.ndarray]:
     """The response of a source, the names of its items if it knows them, and traits."""
     at = _TRAITS if theta is None else np.asarray(theta, float)
     if callable(source) and not hasattr(source, "get_samples"):

@@ -61,7 +61,7 @@ class FittedResponse:
 
 
 def response_of(
-    source: Any, draws: int | None = None, rng_key: Array | None = None, *, trait: str = "trait"
+    source: object, draws: int | None = None, rng_key: Array | None = None, *, trait: str = "trait"
 ) -> FittedResponse:
     """Make the answers to the items of a fitted model a function of the trait.
 

@@ -70,7 +70,9 @@ class TestRetest(NamedTuple):
 TestRetest.__test__ = False  # type: ignore[attr-defined]  # no test of pytest
 
 
-def person_fit(source: Any, traits: ArrayLike | None = None, answers: Any = None, *, trait: str = "trait") -> PersonFit:
+def person_fit(
+    source: object, traits: ArrayLike | None = None, answers: object = None, *, trait: str = "trait"
+) -> PersonFit:
     r"""Measure how well the answers of each person fit the model.
 
     With :math:`w_{ik} = \log p_{ik}(\hat\theta)`: :math:`l_z = \sum_i (w_{i y_i} - E\, w_i) / \sqrt{\sum_i V\, w_i}`
@@ -159,9 +161,9 @@ def _ratio(squared: Array, variance: Array, known: Array) -> Array:
 
 
 def item_fit(
-    source: Any,
+    source: object,
     traits: ArrayLike | None = None,
-    answers: Any = None,
+    answers: object = None,
     *,
     num_parameters: ArrayLike | None = None,
     population: tuple[ArrayLike, ArrayLike] | None = None,
@@ -210,7 +212,7 @@ def item_fit(
 
 
 def local_dependence(
-    source: Any, traits: ArrayLike | None = None, answers: Any = None, *, trait: str = "trait"
+    source: object, traits: ArrayLike | None = None, answers: object = None, *, trait: str = "trait"
 ) -> np.ndarray:
     """Correlations of residuals between items, which the trait should have explained (Q3 of Yen, 1984).
 

@@ -9,6 +9,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from ..compilation.pytree import PyTree
 from .measurements import born_probabilities, checked_measurements
 
 __all__ = ["linear_inversion", "maximum_likelihood"]
@@ -111,7 +112,7 @@ def maximum_likelihood(
         count, _, _, change, _ = carry
         return (count < num_steps) & (change > tol)
 
-    def advance(carry: Any) -> Any:
+    def advance(carry: PyTree) -> PyTree:
         count, state, epsilon, _, level = carry
         p = jnp.maximum(born_probabilities(operators, state), _SMALLEST)
         r = jnp.einsum("sg,sgij->ij", jnp.where(seen > 0.0, seen / p, 0.0), operators) / total

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...compilation.pytree import PyTree
 from ...compilation.store import shared
 from ...infer.front.state import EngineState
 from ...infer.gaussian.algorithms.algorithm import Algorithm
@@ -155,10 +156,10 @@ class _OfAnyData(Exact):
     """Sites that stand for data of which nothing is looked at: what has old and new elements together is made from a
     run, here of other data."""
 
-    def log_evidence(self, form: LatentGaussian, state: Any) -> Array:
+    def log_evidence(self, form: LatentGaussian, state: PyTree) -> Array:
         return jnp.zeros((), form.offset.dtype)
 
-    def posterior(self, form: LatentGaussian, state: Any) -> GaussianPosterior:
+    def posterior(self, form: LatentGaussian, state: PyTree) -> GaussianPosterior:
         used = jnp.concatenate(form.observed).astype(form.offset.dtype)
         return GaussianPosterior(form, used, jnp.zeros_like(used))
 
@@ -266,7 +267,7 @@ def _points(reading: LatentGaussianReading, interest: Interest, weights: np.ndar
 
 
 def _programs(reading: LatentGaussianReading) -> _Programs:
-    def posterior(hyper: Mapping[str, Array], data: Any) -> GaussianPosterior:
+    def posterior(hyper: Mapping[str, Array], data: PyTree) -> GaussianPosterior:
         form = reading.form(hyper, data)
         return GaussianPosterior(form, *gaussian_sites(form))
 

@@ -46,7 +46,7 @@ class Interest(NamedTuple):
     whole: frozenset[str] = frozenset()
     """Sites all elements of which are of interest, however many there are."""
 
-    def left(self, run: GaussianRun, posterior: Any, hyper: dict[str, Array], rows: np.ndarray) -> Array:
+    def left(self, run: GaussianRun, posterior: object, hyper: dict[str, Array], rows: np.ndarray) -> Array:
         """Variance of predictors that remains once the elements of interest, of which there are some, are known.
 
         :param posterior: of the run at one point.

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ...infer.front.engine import BaseEngine
+from ...infer.front.engine import AnyEngine, BaseEngine
 from ...infer.front.run import FinishedRun
 from ...infer.front.running.progress import warn
 from ...linalg.operators.operator import LinearOperator, stack
@@ -25,7 +25,7 @@ _MOST_JOINT = 8192
 
 
 def linear_information_gain(
-    engine: BaseEngine[Any],
+    engine: AnyEngine,
     rows: LinearOperator | ArrayLike,
     noise_variance: ArrayLike | None = None,
     site: str | None = None,
@@ -96,7 +96,7 @@ def linear_information_gain(
 
 
 def select_rows(
-    engine: BaseEngine[Any],
+    engine: AnyEngine,
     rows: LinearOperator | ArrayLike,
     size: int,
     noise_variance: ArrayLike | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from jax import Array
 
@@ -37,7 +37,9 @@ class BilinearAnswers(BaseEngine[BilinearRun]):
             raise ValueError("There is no background: the model has no CensoredPairs.")
         return CensoredShares.of(selected)
 
-    def fold_in(self, rng_key: Array, *args: Any, side: Literal["rows", "columns"] = "rows", **kwargs: Any) -> Self:
+    def fold_in(
+        self, rng_key: Array, *args: object, side: Literal["rows", "columns"] = "rows", **kwargs: object
+    ) -> Self:
         """Posteriors of new rows (or columns) while the other side and the hyperparameters stay as they were fitted.
 
         They maximise the bound of :class:`~numpyro_ext.infer.BilinearVG` given the other side, whatever fitted that.

@@ -199,7 +199,7 @@ class BilinearVG(BilinearAnswers):
     writes_checkpoints = True
     _most_cells_restarted = _MOST_CELLS_RESTARTED
 
-    def start(self, *args: Any, values: Mapping[str, Any], **kwargs: Any) -> EngineState:
+    def start(self, *args: object, values: Mapping[str, object], **kwargs: object) -> EngineState:
         """State at stated moments, from which :meth:`run` starts if it is given as ``init_state``.
 
         :param args: arguments of the model.
@@ -222,8 +222,8 @@ class BilinearVG(BilinearAnswers):
     def _start(
         self,
         rng_key: Array,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         init_state: EngineState | None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> BilinearRun:
@@ -316,12 +316,12 @@ class BilinearVG(BilinearAnswers):
     def _read(
         self,
         rng_key: Array,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         *,
         check: bool = True,
         with_common: bool = True,
-        **options: Any,
+        **options: object,
     ) -> BilinearReading:
         return read_bilinear(
             self.model,
@@ -342,8 +342,8 @@ class BilinearVG(BilinearAnswers):
     def _prepare(
         self,
         rng_key: Array,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         *,
         check: bool = True,
         with_common: bool = True,

@@ -155,7 +155,7 @@ def _num_cells(cells: Sequence[Any]) -> int:
     return int(lengths.pop()[0])
 
 
-def _with_values(engine: BilinearVG, given: Mapping[str, Any]) -> BilinearVG:
+def _with_values(engine: BilinearVG, given: Mapping[str, Array]) -> BilinearVG:
     """An engine with the same options, and these hyperparameters given."""
     changed = {"hyper_values": {**engine.hyper_values, **given}, "progress_bar": False, "devices": engine.devices}
     return type(engine)(engine.model, **{**engine._options_given(), **changed})

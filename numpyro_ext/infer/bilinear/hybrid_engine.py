@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Unpack
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ...compilation.pytree import PyTree
 from ...compilation.store import shared
 from ...structure.bilinear.factors import has_bound
 from ...structure.bilinear.form import Bilinear, GaussianSide
@@ -70,23 +71,23 @@ class HybridPrograms:
         self.solve = jax.jit(self._solve)
         self.blocks = jax.jit(self._blocks)
 
-    def _init_state(self, data: Any, hyper: dict[str, Array], rng_key: Array | None = None) -> Paced:
+    def _init_state(self, data: Sequence[object], hyper: dict[str, Array], rng_key: Array | None = None) -> Paced:
         key = jax.random.key(0) if rng_key is None else rng_key
         start = hybrid.spectral_start(self._reading.form(hyper, data), key)
         dtype = start.factor.shift.dtype
         return Paced(start, jnp.asarray(self._damping, dtype), jnp.asarray(jnp.inf, dtype))
 
-    def _solve(self, data: Any, hyper: dict[str, Array], state: Paced, num_steps: Array) -> tuple[Paced, StepInfo]:
+    def _solve(self, data: PyTree, hyper: dict[str, Array], state: Paced, num_steps: Array) -> tuple[Paced, StepInfo]:
         """At most :data:`_CHUNK` iterations, until one would change next to nothing."""
         form = self._reading.form(hyper, data)
 
-        def proceed(carry: Any) -> Array:
+        def proceed(carry: PyTree) -> Array:
             _, info, _, count = carry
             is_sound = (count == 0) | jnp.isfinite(info.log_evidence)
             goes_on: Array = (count < num_steps) & ~self._has_converged(info) & is_sound
             return goes_on
 
-        def advance(carry: Any) -> Any:
+        def advance(carry: PyTree) -> PyTree:
             state, _, trace, count = carry
             messages, info = hybrid.step(form, state.messages, state.damping, is_weighted=self._is_weighted)
             damping = next_damping(state.damping, info.change, state.change, self._damping)
@@ -233,7 +234,7 @@ class BilinearEP(BilinearAnswers):
         self.noise, self.warm_up = noise, warm_up
 
     def _start(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], init_state: EngineState | None
+        self, rng_key: Array, args: tuple[object, ...], kwargs: Mapping[str, object], init_state: EngineState | None
     ) -> BilinearRun:
         reading, space, programs, answers = self._prepare(rng_key, args, kwargs)
         if isinstance(programs, NoisyModel):
@@ -273,7 +274,7 @@ class BilinearEP(BilinearAnswers):
             pace = self.damping, self.warm_up, self._tolerance(), _CHUNK
             return values, *model.solve(state, num_steps, *pace)
 
-        def explain_unstable(_: Any, value: float) -> str:
+        def explain_unstable(_: object, value: float) -> str:
             return _UNSTABLE.format(value)
 
         problem = self._iterations(solve, space, digest, explain_unstable, of="a mean")
@@ -309,7 +310,7 @@ class BilinearEP(BilinearAnswers):
         )
 
     def _prepare(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, check: bool = True
+        self, rng_key: Array, args: tuple[object, ...], kwargs: Mapping[str, object], *, check: bool = True
     ) -> tuple[BilinearReading, UnconstrainedSpace, HybridPrograms | NoisyModel, BilinearPrograms]:
         reading = read_bilinear(
             self.model,

@@ -67,7 +67,7 @@ class NoisyModel:
         self.reading, self.space, self.answers, self.rule = reading, space, answers, rule
         self.form, self.sites = find_noise(reading, self.form_at, space.names, space.fixed)
 
-    def form_at(self, hyper: Mapping[str, Any]) -> Bilinear:
+    def form_at(self, hyper: Mapping[str, Array]) -> Bilinear:
         """The form at values of all sites outside the two sides."""
         return self.answers.form(self.reading.data, dict(hyper))
 
@@ -83,7 +83,7 @@ class NoisyModel:
         return jax.eval_shape(_paced, self.form, *sides, 1.0)
 
     def solve(
-        self, state: noise.Paced, num_steps: Any, damping: float, warm_up: int, tol: float, chunk: int
+        self, state: noise.Paced, num_steps: object, damping: float, warm_up: int, tol: float, chunk: int
     ) -> tuple[noise.Paced, StepInfo]:
         """Iterations, at most ``chunk``."""
         dtype = state.damping.dtype
@@ -289,7 +289,7 @@ class NoiseRun(BilinearRun):
 
         return self._scores(score, args, kwargs)
 
-    def predictive_mean(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+    def predictive_mean(self, *args: object, **kwargs: object) -> dict[str, Array]:
         """Posterior mean of the level of each cell, counted from zero, by the closed form of :meth:`log_predictive`.
 
         :param args: arguments of the model, by default those of the fit; observations are not needed.
@@ -302,7 +302,9 @@ class NoiseRun(BilinearRun):
         probabilities = self.level_probabilities(reading)[1]
         return self._by_site(reading, probabilities @ jnp.arange(probabilities.shape[-1], dtype=probabilities.dtype))
 
-    def expected_ranks(self, rng_key: Array, *args: Any, num_samples: int = 200, **kwargs: Any) -> dict[str, Array]:
+    def expected_ranks(
+        self, rng_key: Array, *args: object, num_samples: int = 200, **kwargs: object
+    ) -> dict[str, Array]:
         reading, _ = self._read_cells(args, kwargs, needs_observations=False)
         # of predictors that no noise has divided
         draws = draw_predictors(self._on(reading).form.cells, *self.blocks, rng_key, num_samples=num_samples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -110,13 +111,13 @@ class BilinearPrograms:
         """Programs for another reading, on one device."""
         return bilinear_programs(reading, space, self.families, self._tol, choice=self._choice)
 
-    def _form(self, data: Any, hyper: dict[str, Array]) -> Bilinear:
+    def _form(self, data: Sequence[object], hyper: dict[str, Array]) -> Bilinear:
         return self._reading.form(hyper, data)
 
-    def _priors(self, data: Any, hyper: dict[str, Array]) -> tuple[Side, Side]:
+    def _priors(self, data: Sequence[object], hyper: dict[str, Array]) -> tuple[Side, Side]:
         return self._reading.priors(hyper, data)
 
-    def _init_state(self, data: Any, hyper: dict[str, Array], rng_key: Array | None = None) -> core.State:
+    def _init_state(self, data: Sequence[object], hyper: dict[str, Array], rng_key: Array | None = None) -> core.State:
         key = jax.random.key(0) if rng_key is None else rng_key
         return core.init(self._reading.form(hyper, data), key, *self.families)
 
@@ -129,7 +130,7 @@ class BilinearPrograms:
             prepared = self.devices.put_cells(self._compiled_prepare(data, fixed, values))
         return prepared, *self.devices.put_shared((data, fixed))
 
-    def _prepare(self, data: Any, fixed: dict[str, Array], values: Array) -> Prepared:
+    def _prepare(self, data: Sequence[object], fixed: dict[str, Array], values: Array) -> Prepared:
         hyper = self._space.unpack(values, fixed)
         state = jax.eval_shape(self._init_state, data, hyper)
         return self.devices.prepare(self._reading.form(hyper, data), state.rows, state.columns)
@@ -137,7 +138,7 @@ class BilinearPrograms:
     def _solve(
         self,
         prepared: Prepared | None,
-        data: Any,
+        data: Sequence[object],
         fixed: dict[str, Array],
         values: Array,
         state: core.State,
@@ -169,7 +170,7 @@ class BilinearPrograms:
             them it has a derivative."""
             bound = None if is_posterior_held else devices.bound_of_form(make_form(values), state)
 
-            def expected(prepared: Prepared, _: Any) -> Array:
+            def expected(prepared: Prepared, _: object) -> Array:
                 form = prepared.form
                 if bound is not None:
                     return bound(prepared)
@@ -215,7 +216,7 @@ class BilinearPrograms:
         return values, state, StepInfo(info, info.objective, log_prior(values), moved)
 
     def _draws(
-        self, data: Any, hyper: dict[str, Array], state: core.State, rng_key: Array, *, num_samples: int
+        self, data: Sequence[object], hyper: dict[str, Array], state: core.State, rng_key: Array, *, num_samples: int
     ) -> tuple[dict[str, Array], Array]:
         """Sites and the log density of sites and data, at draws one after the other."""
         reading = self._reading
@@ -238,12 +239,12 @@ class BilinearPrograms:
         draws: tuple[dict[str, Array], Array] = lax.map(one, jax.random.split(rng_key, num_samples))
         return draws
 
-    def _margin(self, data: Any, hyper: dict[str, Array], state: core.State) -> Array:
+    def _margin(self, data: Sequence[object], hyper: dict[str, Array], state: core.State) -> Array:
         return core.spectral_margin(self._reading.form(hyper, data), state)
 
     def _fold(
         self,
-        data: Any,
+        data: Sequence[object],
         hyper: dict[str, Array],
         held: SideBlock,
         common: Block | None,

@@ -171,8 +171,8 @@ class BilinearRun(FinishedRun):
 
     def _read_cells(
         self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         *,
         is_held_out: bool = False,
         needs_observations: bool = True,
@@ -245,7 +245,10 @@ class BilinearRun(FinishedRun):
         return self._scores(score, args, kwargs)
 
     def _scores(
-        self, score: Callable[[BilinearReading, Bilinear], Array], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        score: Callable[[BilinearReading, Bilinear], Array],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
     ) -> dict[str, Array]:
         """Scores of the masked observations of the fit, or of all at these arguments; zero where there is no value."""
         own, is_held_out = self.reading, not args and not kwargs
@@ -258,7 +261,7 @@ class BilinearRun(FinishedRun):
         known = np.concatenate([reading.has_value(name).reshape(-1)[cells] for name, cells in has_value])
         return self._by_site(reading, jnp.where(known, score(reading, form), 0.0))
 
-    def predictive_mean(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
+    def predictive_mean(self, *args: object, **kwargs: object) -> dict[str, Array]:
         """Posterior mean of rates or probabilities, without draws; ``inf``, with a warning, where there is none.
 
         Of censored pairs it is the probability that each different pair, in the order in which they come first, is
@@ -283,7 +286,9 @@ class BilinearRun(FinishedRun):
             )
         return self._by_site(reading, means)
 
-    def expected_ranks(self, rng_key: Array, *args: Any, num_samples: int = 200, **kwargs: Any) -> dict[str, Array]:
+    def expected_ranks(
+        self, rng_key: Array, *args: object, num_samples: int = 200, **kwargs: object
+    ) -> dict[str, Array]:
         """Posterior expectation of the rank of each cell among the given cells of its row, by predictor, from one.
 
         :param rng_key: random number generator key.

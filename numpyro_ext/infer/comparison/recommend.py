@@ -20,7 +20,7 @@ from ...structure import (
 )
 from ..bilinear.engine import BilinearVG
 from ..ep import EP
-from ..front.engine import BaseEngine
+from ..front.engine import AnyEngine, BaseEngine
 from ..gaussian.engine import Engine
 from ..gaussian.laplace_approximation import LaplaceApproximation
 from ..hyper.space import UnconstrainedSpace
@@ -151,7 +151,7 @@ def recommend(model: Callable[..., object], *args: object, **kwargs: object) -> 
     return Recommendation(start, why, candidates, _sites(engines[start], readings[start]))
 
 
-def _shared(engine: BaseEngine[Any], readings: dict[str, ModelReading]) -> ModelReading | None:
+def _shared(engine: AnyEngine, readings: dict[str, ModelReading]) -> ModelReading | None:
     """Reading of another engine, where this one would read the same."""
     found = readings.get("EP") or readings.get("VariationalGaussian")
     if isinstance(found, LatentGaussianReading) and isinstance(engine, Engine):
@@ -165,7 +165,7 @@ def _shared(engine: BaseEngine[Any], readings: dict[str, ModelReading]) -> Model
     return None
 
 
-def _check(engine: BaseEngine[Any], reading: ModelReading) -> None:
+def _check(engine: AnyEngine, reading: ModelReading) -> None:
     """Check whether an engine takes a form that it reads.
 
     :raises ModelStructureError: if it cannot run on it, or
@@ -181,7 +181,7 @@ def _check(engine: BaseEngine[Any], reading: ModelReading) -> None:
         engine._check_points(reading, space)
 
 
-def _cost(engine: BaseEngine[Any], reading: ModelReading) -> str:
+def _cost(engine: AnyEngine, reading: ModelReading) -> str:
     if isinstance(reading, LatentGaussianReading):
         return gaussian_cost(reading)
     if isinstance(reading, BilinearReading):
@@ -204,7 +204,7 @@ def _cost(engine: BaseEngine[Any], reading: ModelReading) -> str:
     )
 
 
-def _fate(engine: BaseEngine[Any], reading: ModelReading) -> str:
+def _fate(engine: AnyEngine, reading: ModelReading) -> str:
     """Treatment of a model's hyperparameters by an engine, in words."""
     space = UnconstrainedSpace(reading.hyper, engine.hyper_values)
     if not space.size:
@@ -251,7 +251,7 @@ def _choose(readings: dict[str, ModelReading]) -> tuple[str, str]:
     )
 
 
-def _sites(engine: BaseEngine[Any], reading: ModelReading) -> list[tuple[str, str, str, str]]:
+def _sites(engine: AnyEngine, reading: ModelReading) -> list[tuple[str, str, str, str]]:
     """Name, shape, family and fate of each site."""
     fate = _fate(engine, reading).partition(", ")[2]
     out = []

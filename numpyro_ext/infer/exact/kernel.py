@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import log_density
 from numpyro.util import is_prng_key
 
-from ..front.engine import BaseEngine
+from ..front.engine import AnyEngine
 from .reparam import LATENT, PosteriorReparam, log_normal
 
 __all__ = ["IndependenceMetropolis", "IndependenceState", "log_weight_and_sites"]
@@ -72,7 +72,7 @@ class IndependenceMetropolis(MCMCKernel):
 
     sample_field = "z"
 
-    def __init__(self, engine: BaseEngine[Any]) -> None:
+    def __init__(self, engine: AnyEngine) -> None:
         self._reparam = PosteriorReparam(engine)
         self._sample_fn: Callable[..., IndependenceState] | None = None
 
@@ -138,7 +138,7 @@ class IndependenceMetropolis(MCMCKernel):
 
 
 def log_weight_and_sites(
-    reparam: PosteriorReparam, args: tuple[Any, ...], kwargs: dict[str, Any]
+    reparam: PosteriorReparam, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> Callable[[Array], tuple[Array, dict[str, Array]]]:
     """Function from coordinates to the log density of the model over theirs, and to the values of the model's sites.
 

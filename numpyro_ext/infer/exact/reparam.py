@@ -16,7 +16,7 @@ from jax import Array
 from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 
-from ..front.engine import BaseEngine
+from ..front.engine import AnyEngine
 
 __all__ = ["LATENT", "Coordinates", "PosteriorReparam"]
 
@@ -95,7 +95,7 @@ class PosteriorReparam:
     :raises ValueError: if the posterior of the engine is no Gaussian field, naming what to use instead.
     """
 
-    def __init__(self, engine: BaseEngine[Any]) -> None:
+    def __init__(self, engine: AnyEngine) -> None:
         run = engine._finished()
         self.coordinates: Coordinates = run.coordinates
         self.model: Callable[..., Any] = run.reading.model

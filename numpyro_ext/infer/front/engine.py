@@ -6,7 +6,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
 
 import jax
 from jax import Array
@@ -30,7 +30,7 @@ from .running.progress import warn
 from .state import EngineState
 from .suggestions import nearest_name, suggests
 
-__all__ = ["BaseEngine"]
+__all__ = ["AnyEngine", "BaseEngine"]
 
 
 _Run = TypeVar("_Run", bound=FinishedRun)
@@ -358,10 +358,14 @@ def _says_so_itself(model: object) -> bool:
     return str(getattr(model, "__module__", "")).startswith("numpyro_ext.models")
 
 
-def _unknown_options(engine: type[BaseEngine[Any]], unknown: Mapping[str, object]) -> str:
+def _unknown_options(engine: type[AnyEngine], unknown: Mapping[str, object]) -> str:
     sampler = {"num_warmup", "num_chains", "chain_method", "thinning"} & set(unknown)
     hint = ", which has neither warm-up nor chains," if sampler else ""
     options, first = sorted(engine._option_names()), next(iter(unknown))
     meant = nearest_name(first, options)
     more = "" if meant is None else f" Did you mean {meant!r}?"
     return f"{engine.__name__}{hint} has no option {first!r}; its options are {', '.join(options)}.{more}"
+
+
+AnyEngine: TypeAlias = BaseEngine[Any]
+"""An engine, whatever its runs answer."""

@@ -11,6 +11,7 @@ from jax import Array
 from numpyro.distributions.transforms import IndependentTransform
 from scipy.special import ndtri
 
+from ...compilation.pytree import PyTree
 from ...display import MOST_ROWS, Table, as_html, as_text, number
 from .display import ending, evidence
 
@@ -210,7 +211,7 @@ def at_values(hyper: dict[str, Array]) -> str:
     return f" at {', '.join(values)}" if values else ""
 
 
-def with_precision(diagnostics: Diagnostics, state: Any) -> Diagnostics:
+def with_precision(diagnostics: Diagnostics, state: PyTree) -> Diagnostics:
     """The diagnostics of a run, which say what to try where it did not converge in single precision.
 
     :param Diagnostics diagnostics: of the run.

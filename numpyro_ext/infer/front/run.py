@@ -19,6 +19,7 @@ from .answers.draws import with_predictive
 from .answers.model_draws import model_draws, observed_leaves
 from .answers.points import point_sites
 from .answers.sites import PointPosterior, PosteriorSites, SitePosterior
+from .files.archive import Content
 from .files.saved_runs import fit_to_content
 from .labels import Labels
 from .results import Diagnostics, HyperEstimate, LogEvidence, OfHyperparameters
@@ -148,7 +149,7 @@ class FinishedRun(ABC):
         """Describe the reading of the model."""
         return self.reading.describe()
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> Content:
         """The outcome as plain containers."""
         return fit_to_content(self.fit, self.reading)
 

@@ -149,7 +149,7 @@ def quadrature_error(
 
 
 def _change(algorithm: Any) -> Callable[..., tuple[Array, Array]]:
-    def change(form: LatentGaussian, state: Any) -> tuple[Array, Array]:
+    def change(form: LatentGaussian, state: object) -> tuple[Array, Array]:
         coarse, fine = algorithm.with_finer_rule(form, state)
         rounding = _ROUNDINGS * jnp.finfo(fine.dtype).eps * jnp.sum(1.0 + jnp.abs(fine))
         return jnp.sum(jnp.abs(fine - coarse)), rounding

@@ -215,7 +215,7 @@ class _Mask(Messenger):
             msg["fn"] = msg["fn"].mask(self.mask)
 
 
-def _with_mask(model: Callable[..., Any], mask_argument: str) -> Callable[..., object]:
+def _with_mask(model: Callable[..., object], mask_argument: str) -> Callable[..., object]:
     """The model with a mask of its observations as an argument, which it may have already."""
     try:
         signature = inspect.signature(model)

@@ -18,6 +18,7 @@ from ...structure.model.running.changing import read_with_changing
 from ...structure.model.running.execution import ModelCall
 from ...structure.model.search import Form
 from ...structure.model.validation import explain_masked_data
+from ..front.files.archive import Content
 from ..front.files.saved_runs import fit_from_content
 from ..front.labels import Labels
 from ..front.many import Dataset
@@ -374,7 +375,7 @@ class Engine(GaussianAnswers):
     # Persistence
 
     def _restore(
-        self, content: dict[str, Any], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
+        self, content: Content, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> FinishedRun:
         reading = self._read(rng_key, args, kwargs, check=False)
         space, algorithm, programs = self._compile(reading)

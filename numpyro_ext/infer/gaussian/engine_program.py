@@ -14,6 +14,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from jax.scipy.sparse.linalg import gmres
 
+from ...compilation.pytree import PyTree
 from ...compilation.store import shared
 from ...structure import LatentGaussianReading
 from ...structure.model.verification import check_form
@@ -222,7 +223,7 @@ class _Functions:
         still = jax.tree.map(_no_tangent, found)
         return found, still._replace(site_precision=answer[0], site_shift=answer[1])
 
-    def _update(self, inputs: Any, precision: Array, shift: Array) -> tuple[Array, Array]:
+    def _update(self, inputs: PyTree, precision: Array, shift: Array) -> tuple[Array, Array]:
         """One step of the fixed point: see :meth:`Algorithm.update`."""
         form = self._form(*inputs)
         observed = jnp.concatenate(form.observed)
@@ -270,7 +271,7 @@ def _krylov(matvec: Any, target: Any) -> Any:
     eps = float(jnp.finfo(jax.tree.leaves(target)[0].dtype).eps)
     found, _ = gmres(matvec, target, tol=10.0 * eps, restart=_KRYLOV, maxiter=_ROUNDS)
 
-    def size(tree: Any) -> Array:
+    def size(tree: object) -> Array:
         return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
 
     left = size(jax.tree.map(jnp.subtract, target, matvec(found)))

@@ -18,6 +18,7 @@ from ...compilation.transfer import to_device
 from ...structure import LatentGaussianReading
 from ..front.answers.draws import Draws, draw_inside_support
 from ..front.answers.sites import PointPosterior, PosteriorSites, SitePosterior, gaussian_draws, missing_sites
+from ..front.files.archive import Content
 from ..front.results import Diagnostics, HyperEstimate, LogEvidence
 from ..front.run import hyper_estimates
 from .answers.prediction import by_site
@@ -103,7 +104,7 @@ class IntegratedRun(GaussianRun):
             converged=found.converged and explored.is_whole, messages=found.messages + explored.messages
         )
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> Content:
         """The fit at the mode: the design is explored again when it is asked for."""
         return {**super().content(), "is_integrated": True}
 

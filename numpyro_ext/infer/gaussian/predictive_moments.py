@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ...compilation.pytree import PyTree
 from ...compilation.quick_jit import quick_jit
 from ...compilation.store import shared
 from ...potentials import GaussianPotential
@@ -254,7 +255,7 @@ def local_moments(engine: Engine, args: tuple[object, ...], kwargs: Mapping[str,
 def _slopes(reading: LatentGaussianReading, space: UnconstrainedSpace, exact: Algorithm) -> Callable[..., Any]:
     """A program for mean, variance and noise of all rows, and their derivatives, an axis of these in front."""
 
-    def at(data: Any, fixed: dict[str, Array], values: Array) -> tuple[Array, Array, Array]:
+    def at(data: PyTree, fixed: dict[str, Array], values: Array) -> tuple[Array, Array, Array]:
         form = reading.form(space.unpack(values, fixed), data)
         return *exact.posterior(form, exact.init(form)).predictor_moments(), _noise(form)
 

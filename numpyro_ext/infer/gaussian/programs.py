@@ -77,7 +77,7 @@ class Programs(FittingPrograms):
         self.fold_predictive = compile_(self._fold_predictives, static_argnames="batch_size")
 
     def _moments(
-        self, data: Sequence[object] | None, hyper: dict[str, Array], state: Any
+        self, data: Sequence[object] | None, hyper: dict[str, Array], state: object
     ) -> dict[str, tuple[Array, Array]]:
         found: dict[str, tuple[Array, Array]]
         found = self.posterior(data, hyper, state).moments(self._reading.maps(hyper, data))
@@ -95,7 +95,7 @@ class Programs(FittingPrograms):
         points = mean + jnp.sqrt(jnp.maximum(variance, 0.0)) * jnp.array([[-1.0], [0.0], [1.0]])
         return posterior, mean, variance, jax.vmap(form.log_factors)(points)
 
-    def _covariance(self, data: Sequence[object] | None, hyper: dict[str, Array], state: Any, *, name: str) -> Array:
+    def _covariance(self, data: Sequence[object] | None, hyper: dict[str, Array], state: object, *, name: str) -> Array:
         covariance: Array = self.posterior(data, hyper, state).covariance(self._reading.maps(hyper, data)[name])
         return covariance
 
@@ -114,7 +114,13 @@ class Programs(FittingPrograms):
         return marginals_fn(self.posterior(data, hyper, state), {"chosen": affine_map})["chosen"]
 
     def _chosen_covariance(
-        self, data: Sequence[object], hyper: dict[str, Array], state: Any, indices: ChosenIndices, *, chosen: ChosenRows
+        self,
+        data: Sequence[object],
+        hyper: dict[str, Array],
+        state: object,
+        indices: ChosenIndices,
+        *,
+        chosen: ChosenRows,
     ) -> Array:
         affine_map, posterior = (
             self._reading.chosen_map(chosen, indices, hyper, data),
@@ -127,7 +133,7 @@ class Programs(FittingPrograms):
         self,
         data: Sequence[object] | None,
         hyper: dict[str, Array],
-        state: Any,
+        state: object,
         rng_key: Array,
         *,
         name: str,
@@ -195,7 +201,7 @@ class Programs(FittingPrograms):
         self,
         data: Sequence[object],
         hypers: dict[str, Array],
-        states: Any,
+        states: object,
         rng_keys: Array,
         counts: Array,
         num_points: int | Array,
@@ -216,7 +222,7 @@ class Programs(FittingPrograms):
         return found
 
     def _stacked_moments(
-        self, data: Sequence[object] | None, hyper: dict[str, Array], state: Any, *, names: tuple[str, ...]
+        self, data: Sequence[object] | None, hyper: dict[str, Array], state: object, *, names: tuple[str, ...]
     ) -> tuple[Array, Array]:
         """Joint mean of the named sites, flattened one after the other, and a factor ``F`` of their covariance
         ``F F^T``, of shape ``(total size, num_columns)``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
@@ -166,7 +166,7 @@ class QuadratureRun(_NodeAnswers):
 def _quantiles(reading: LatentGaussianReading, algorithm: Algorithm, name: str) -> Callable[..., Array | None]:
     """Quantiles of a site whose elements are functions of one unknown each; none of other sites."""
 
-    def compute(data: Any, hyper: dict[str, Array], state: Any, q: Array) -> Array | None:
+    def compute(data: Sequence[object], hyper: dict[str, Array], state: object, q: Array) -> Array | None:
         form = reading.form(hyper, data)
         posterior = algorithm.posterior(form, state)
         design, offset = reading.maps(hyper, data, (name,))[name]

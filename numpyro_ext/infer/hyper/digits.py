@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from ...compilation.pytree import PyTree
+
 __all__ = ["difference_step", "field_tolerance", "is_far_from_end", "noise_of_field"]
 
 _FAR = 1000.0
@@ -55,7 +57,7 @@ def difference_step(dtype: DTypeLike, tol: float) -> float:
     return float(max(1e-2 * tol, float(jnp.finfo(dtype).eps) ** 0.5) ** (1.0 / 3.0))
 
 
-def is_far_from_end(state: Any, tol: float, max_iterations: int | Array) -> Array:
+def is_far_from_end(state: PyTree, tol: float, max_iterations: int | Array) -> Array:
     """True if the next evaluation has few digits; parameters are those of :func:`field_tolerance`."""
     is_far = (state.num_iterations == 0) | (jnp.max(jnp.abs(state.best.gradient), initial=0.0) > _FAR * tol)
     found: Array = jnp.asarray(state.is_coarse) & is_far & state.is_searching & (max_iterations > 0)

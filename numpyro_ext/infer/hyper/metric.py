@@ -14,6 +14,8 @@ import numpy as np
 import scipy.linalg
 from jax import Array
 
+from ...compilation.pytree import PyTree
+
 __all__ = ["in_metric", "is_due", "with_metric", "without_leaps"]
 
 _LEAST_CURVATURE = 1e-2
@@ -24,7 +26,7 @@ _STEPS_BEFORE, _STEPS_IN_METRIC = 8, 20
 """Steps after which the curvature is measured, and measured again."""
 
 
-def is_due(state: Any) -> bool:
+def is_due(state: PyTree) -> bool:
     """True if a search has been on its way for so long that its curvature is to be measured: first where it is likely
     to have left the start for where the curvature is that of the maximum.
 
@@ -35,7 +37,7 @@ def is_due(state: Any) -> bool:
     )
 
 
-def with_metric(state: Any, second_derivatives: np.ndarray) -> Any:
+def with_metric(state: PyTree, second_derivatives: np.ndarray) -> PyTree:
     """Go on from the best point by quasi-Newton steps about a curvature, which may be a rough one.
 
     What L-BFGS remembers is forgotten. Directions in which the objective curves upwards are taken as if it curved

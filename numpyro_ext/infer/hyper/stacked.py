@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ...compilation.pytree import PyTree
+
 __all__ = ["at_each", "element_of", "with_element"]
 
 _Tree = TypeVar("_Tree")
@@ -35,7 +37,7 @@ def with_element(stacked: _Tree, k: int | Array, element: _Tree) -> _Tree:
 def at_each(function: Callable[[object], object], stacked: object, number: int | Array) -> Any:
     """The function of each of the first ``number`` of stacked arguments, one after the other; zeros at the others."""
 
-    def step(k: Array, found: object) -> Any:
+    def step(k: Array, found: object) -> PyTree:
         return with_element(found, k, function(element_of(stacked, k)))
 
     shapes = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], stacked))

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax, random
 from jax.scipy.linalg import solve_triangular
 
+from ...compilation.pytree import PyTree
 from .slices import elliptical_slices
 
 __all__ = ["AnyKernel", "KernelName", "Moved", "Movement", "chance_correlation", "kernel_for", "move", "spread"]
@@ -155,11 +156,11 @@ def move(
 
     states = over_particles(kernel.begin, vectors)
 
-    def levels_of(states: Any) -> Array:
+    def levels_of(states: PyTree) -> Array:
         found: Array = states[1]
         return found if kernel.is_about_likelihood else found - over_particles(log_prior, states[0])
 
-    def watched(states: Any) -> Array:
+    def watched(states: PyTree) -> Array:
         # the evidence is made of likelihoods, which a kernel may keep that turns particles about their mean
         found = states[0] if watch is None else over_particles(watch, states[0])
         return jnp.concatenate([found, levels_of(states)[:, None]], 1)
@@ -189,7 +190,7 @@ def move(
             return count < movement.num_moves
         return (count < most) & ((count < min(_FIRST_MOVES, most)) | (worst > wanted))
 
-    def once(carry: Any) -> Any:
+    def once(carry: PyTree) -> PyTree:
         count, states, log_scale, accepted, evaluations, worst, path, path_levels = carry
         now = jnp.minimum(most_at_once, most - count)
         if movement.num_moves is None and most_at_once > 1:
@@ -261,7 +262,7 @@ def _kernel(
     factor = jnp.linalg.cholesky(covariance)
     if name == "elliptical-slice":
 
-        def cut(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
+        def cut(key: Array, state: PyTree, log_scale: Array, num_moves: Array) -> PyTree:
             vector, level, used = elliptical_slices(
                 key,
                 solve_triangular(factor, state[0] - mean, lower=True),
@@ -277,7 +278,7 @@ def _kernel(
     if name == "random-walk":
         walk_kernel = random_walk.build_additive_step()
 
-        def walk(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
+        def walk(key: Array, state: PyTree, log_scale: Array, num_moves: Array) -> PyTree:
             def step(key: Array, position: Array) -> Array:
                 found: Array = jnp.exp(log_scale) * (factor @ random.normal(key, position.shape, position.dtype))
                 return found
@@ -290,7 +291,7 @@ def _kernel(
     if name == "hmc":
         hmc_kernel = hmc.build_kernel()
 
-        def leap(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
+        def leap(key: Array, state: PyTree, log_scale: Array, num_moves: Array) -> PyTree:
             jitter_key, key = random.split(key)
             step = jnp.exp(log_scale)
             number = jnp.clip(jnp.round(_TRAJECTORY / step), 1, _MOST_LEAPFROGS).astype(int)
@@ -303,7 +304,7 @@ def _kernel(
 
     nuts_kernel = nuts.build_kernel()
 
-    def turn(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
+    def turn(key: Array, state: PyTree, log_scale: Array, num_moves: Array) -> PyTree:
         new, info = nuts_kernel(key, hmc.HMCState(*state), log_density, jnp.exp(log_scale), covariance, _MOST_DOUBLINGS)
         return tuple(new), _number(info.acceptance_rate), info.num_integration_steps
 
@@ -314,7 +315,7 @@ def _crank_nicolson(log_likelihood: Callable[[Array], Array]) -> _Kernel:
     """Preconditioned Crank-Nicolson (Neal 1999; Cotter, Roberts, Stuart and White 2013) for a standard Gaussian prior,
     which it leaves as it is."""
 
-    def crank(key: Array, state: Any, log_scale: Array, num_moves: Array) -> Any:
+    def crank(key: Array, state: PyTree, log_scale: Array, num_moves: Array) -> PyTree:
         vector, level = state
         draw_key, key = random.split(key)
         step = jnp.exp(log_scale)

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 from numpyro import handlers
 
+from ...compilation.pytree import PyTree
 from ...structure import ModelStructureError
 from ...structure.model.running.changing import needs_value, other_values, read_with_changing
 from ...structure.model.running.execution import ModelCall, check_key
@@ -138,12 +139,12 @@ class SMCProgram:
         """To the end of the path."""
         programs, data, old = self._programs, self._data(leaves), self._data(state.data)
 
-        def goes_on(carry: Any) -> Array:
+        def goes_on(carry: PyTree) -> Array:
             state, is_alive, steps = carry
             on_way: Array = (state.particles.position < 1.0) & is_alive & (steps < MOST_STEPS)
             return on_way
 
-        def advance(carry: Any) -> Any:
+        def advance(carry: PyTree) -> PyTree:
             state, _, steps = carry
             particles, info = programs.advance(
                 before, before is not None, state.rng_key, state.num_steps + 1, state.particles, data, old

@@ -18,7 +18,7 @@ from numpyro.primitives import Messenger
 from ...structure.model.running.inspection import SiteInfo
 from ..front.answers.model_draws import predictive_draws
 from ..front.answers.sites import PosteriorSites, SitePosterior
-from ..front.files.archive import read_archive, write_archive
+from ..front.files.archive import Content, read_archive, write_archive
 from ..front.labels import Labels
 from ..front.results import Diagnostics, LogEvidence
 from .steps import Particles, Programs, StepInfo
@@ -336,7 +336,7 @@ def impossible_data(programs: Programs, target: Target, particles: Particles) ->
     )
 
 
-def state_content(state: SMCState) -> dict[str, Any]:
+def state_content(state: SMCState) -> Content:
     """State as plain containers."""
     return {
         "particles": jax.tree.map(np.asarray, state.particles)._asdict(),

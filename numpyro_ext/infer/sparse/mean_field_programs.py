@@ -64,7 +64,7 @@ class MeanFieldPrograms(SparsePrograms):
 
     def _solve(
         self,
-        data: Any,
+        data: Sequence[object],
         fixed: dict[str, Array],
         values: Array,
         workspace: core.Workspace,

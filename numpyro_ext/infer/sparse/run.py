@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from ...structure import SparseLinearReading
 from ..front.answers.draws import with_hyper
 from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
+from ..front.files.archive import Content
 from ..front.files.saved_runs import outcome_to_content
 from ..front.run import FinishedRun
 from ..front.state import Fit
@@ -43,7 +44,7 @@ class Member(NamedTuple, Generic[_Programs]):
         """The first argument of every program."""
         return Inputs(self.reading.data, self.fit.hyper, self.prepared, self.fit.last_state.state)
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> Content:
         """Arguments and outcome as plain containers."""
         return {"arguments": self.arguments, **outcome_to_content(self.fit)}
 

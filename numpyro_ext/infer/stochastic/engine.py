@@ -264,5 +264,5 @@ class ChunkedSVI:
         return given._replace(parameters=jax.tree.unflatten(jax.tree.structure(parameters), copies))
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value > 0)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
 from ...display import Shown
-from ..front.files.archive import write_archive
+from ..front.files.archive import Content, write_archive
 from .chunks import Events, checked_events, joined
 from .people import Given, PersonalPosterior
 from .program import Parameters, Program, Setting
@@ -55,7 +55,7 @@ class TrainingState(NamedTuple):
         return {**self._asdict(), "parameters": parameters}
 
     @classmethod
-    def unpacked(cls, content: dict[str, Any]) -> TrainingState:
+    def unpacked(cls, content: Content) -> TrainingState:
         """State from :meth:`packed`; those of the optimiser stay lists until a run gives them their structure."""
         return cls(**{**content, "parameters": Parameters(**content["parameters"])})
 

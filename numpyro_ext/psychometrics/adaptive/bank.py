@@ -186,13 +186,13 @@ def make_bank(
 
 
 def _fitted_bank(
-    source: Any,
+    source: object,
     items: Items,
     num_draws: int,
     rng_key: Array | None,
     prior: tuple[ArrayLike, ArrayLike] | None,
     trait: str,
-    person: Mapping[str, Any],
+    person: Mapping[str, object],
 ) -> ItemBank:
     if isinstance(source, FittedResponse):
         at_point = response = source
@@ -236,7 +236,7 @@ def _checked_prior(prior: tuple[ArrayLike, ArrayLike]) -> tuple[Floats, Floats, 
     return mean, covariance, is_scalar
 
 
-def _prior_in_model(response: FittedResponse, person: Mapping[str, Any]) -> tuple[Floats, Floats]:
+def _prior_in_model(response: FittedResponse, person: Mapping[str, object]) -> tuple[Floats, Floats]:
     """Mean and covariance of a person's traits as the model has them, items at their estimates."""
     replay: Any = response.answers
     arguments, call = bound_arguments(replay.model, replay.args, replay.kwargs)
@@ -270,7 +270,7 @@ def _prior_in_model(response: FittedResponse, person: Mapping[str, Any]) -> tupl
     return (mean[0], covariance[0, 0]) if len(replay.shape) == 1 else (mean, covariance)
 
 
-def _moments(fn: Any, shape: tuple[int, ...]) -> tuple[Floats, Floats] | None:
+def _moments(fn: object, shape: tuple[int, ...]) -> tuple[Floats, Floats] | None:
     """Prior means ``(people, traits)`` and covariances of a site; none if it is not normal."""
     while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
         fn = fn.base_dist

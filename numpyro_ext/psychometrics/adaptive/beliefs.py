@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ...compilation.pytree import PyTree
 from .bank import Floats, ItemBank
 
 __all__ = ["At", "Beliefs", "Ints", "negative_entropy"]
@@ -34,22 +35,22 @@ class Beliefs(Protocol):
     def posterior(self, state: Any) -> Any:
         """Distribution of the traits."""
 
-    def moments(self, posterior: Any) -> tuple[Floats, Floats]:
+    def moments(self, posterior: PyTree) -> tuple[Floats, Floats]:
         """Mean, shape ``(N, D)``, and covariance, shape ``(N, D, D)``, of the traits."""
 
-    def predictive(self, posterior: Any) -> Floats:
+    def predictive(self, posterior: PyTree) -> Floats:
         """Probability of each answer to each item, shape ``(N, P, K)``."""
 
-    def expected_information(self, posterior: Any, focus: Sequence[int] | None) -> Floats:
+    def expected_information(self, posterior: PyTree, focus: Sequence[int] | None) -> Floats:
         """Mutual information of each answer and the traits in focus, in nats, shape ``(N, P)``."""
 
-    def fisher_information(self, posterior: Any, at: At) -> Floats:
+    def fisher_information(self, posterior: PyTree, at: At) -> Floats:
         """Fisher information of each item, at the mean or its posterior mean, shape ``(N, P, D, D)``."""
 
-    def votes(self, posterior: Any) -> Floats:
+    def votes(self, posterior: PyTree) -> Floats:
         """Probability that an answer is the likeliest one given the traits, shape ``(N, P, K)``."""
 
-    def trouble(self, posterior: Any, covariance: Floats) -> str | None:
+    def trouble(self, posterior: PyTree, covariance: Floats) -> str | None:
         """Reason not to trust the posterior, of this covariance, if there is one."""
 
 

@@ -203,7 +203,7 @@ class AdaptiveTest:
             raise ValueError("No item is left: every score is minus infinity.")
         return item
 
-    def answer(self, item: Any, value: Any) -> None:
+    def answer(self, item: object, value: object) -> None:
         """Take in the answer to an item, proposed or not.
 
         :param item: number of the item.
@@ -216,7 +216,7 @@ class AdaptiveTest:
         self._people.answer(np.array([number]), np.array([told]))
         self._history.append((number, told))
 
-    def take_back(self, item: Any) -> None:
+    def take_back(self, item: object) -> None:
         """Forget the answer to an item; the density is then what it would be without it.
 
         :param item: number of the item.
@@ -228,7 +228,7 @@ class AdaptiveTest:
         self._history = [(old, value) for old, value in self._history if old != number]
         self._people.restart([old for old, _ in self._history], [value for _, value in self._history])
 
-    def _item(self, item: Any) -> int:
+    def _item(self, item: object) -> int:
         number = np.asarray(item)
         if number.ndim or number.dtype.kind not in "iuf" or number != np.floor(number):
             raise ValueError(f"An item goes by its number, got {item!r}.")
@@ -236,7 +236,7 @@ class AdaptiveTest:
             raise ValueError(f"There is no item {item!r}: the bank has items 0 to {self._bank.num_items - 1}.")
         return int(number)
 
-    def _value(self, item: Any, value: Any) -> int:
+    def _value(self, item: object, value: object) -> int:
         told = np.asarray(value)
         categories = np.flatnonzero(self._is_category[self._item(item)]).tolist()
         if told.ndim or told.dtype.kind not in "biuf" or told != np.floor(told) or int(told) not in categories:

@@ -50,7 +50,7 @@ class BilinearForms(ModelReading):
         found: Lookups = (self.data if data is None else data)[-1]
         return found
 
-    def _locations(self, env: Mapping[int, Any]) -> Array:
+    def _locations(self, env: Mapping[int, Array]) -> Array:
         """Prior means of all unknowns."""
         found = self._program.evaluate([self._trace.locations[n] for n in self.field], env)
         dtype = jnp.result_type(float)
@@ -60,7 +60,7 @@ class BilinearForms(ModelReading):
         ]
         return jnp.concatenate(parts)
 
-    def predictor_fn(self, env: dict[int, Any], rows: Sequence[Any]) -> Callable[[Array], Array]:
+    def predictor_fn(self, env: dict[int, Array], rows: Sequence[object]) -> Callable[[Array], Array]:
         """The predictors of the cells in use, :attr:`predictor_rows`, as a function of all unknowns."""
         location, given = self._locations(env), dict(env)
 
@@ -120,7 +120,7 @@ class BilinearForms(ModelReading):
             start += int(np.prod(shape))
         return out
 
-    def _common_block(self, hyper: Mapping[str, Any], data: Sequence[Any] | None) -> Common:
+    def _common_block(self, hyper: Mapping[str, Array], data: Sequence[object] | None) -> Common:
         found = self._lookups(data)
 
         def log_prior(values: Array) -> Array:
@@ -137,7 +137,7 @@ class BilinearForms(ModelReading):
         names = [n for n in self._prior_factors if n not in self.common_sites]
         return self._sum_factors(names, self._env(hyper, data))
 
-    def _form_given(self, hyper: Mapping[str, Any], data: Sequence[Any] | None) -> Bilinear:
+    def _form_given(self, hyper: Mapping[str, Array], data: Sequence[object] | None) -> Bilinear:
         """The form in which all common sites are given, as offsets."""
         env, found = self._env(hyper, data), self._lookups(data)
         rows, columns = self._sides_at(env, found)
@@ -165,7 +165,7 @@ class BilinearForms(ModelReading):
             background,
         )
 
-    def priors(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> tuple[Side, Side]:
+    def priors(self, hyper: Mapping[str, Array], data: Sequence[object] | None = None) -> tuple[Side, Side]:
         """The priors of rows and columns at given hyperparameters; the rest of the form may be the same for all."""
         return self._sides_at(self._env(hyper, data), self._lookups(data))
 
@@ -173,7 +173,7 @@ class BilinearForms(ModelReading):
         """The prior of a field site given all inputs and constants of the program."""
         return self._evaluated(self._trace.priors[name], env)
 
-    def _sides_at(self, env: dict[int, Any], found: Lookups) -> tuple[Side, Side]:
+    def _sides_at(self, env: dict[int, Array], found: Lookups) -> tuple[Side, Side]:
         location = self._locations(env)
 
         def side_at(side: int) -> Side:
@@ -194,7 +194,7 @@ class BilinearForms(ModelReading):
         """Other hyperparameters on which the prior of a hyperparameter depends."""
         return [n for n in self._hyper_behind([self._trace.factors[name].log_prob]) if n != name]
 
-    def log_prior_of(self, name: str, hyper: Mapping[str, Any]) -> Array:
+    def log_prior_of(self, name: str, hyper: Mapping[str, Array]) -> Array:
         """Log prior density of one hyperparameter given those before it, in the constrained space."""
         return self._sum_factors([name], self._env(hyper, None))
 
@@ -211,7 +211,7 @@ class BilinearForms(ModelReading):
         return self._vectors.join(rows, columns)
 
     def site_values(
-        self, hyper: Mapping[str, Any], unknowns: Array, data: Sequence[Any] | None = None
+        self, hyper: Mapping[str, Array], unknowns: Array, data: Sequence[object] | None = None
     ) -> dict[str, Array]:
         """Every latent and deterministic site at values of the unknowns."""
         return self.values(hyper, unknowns - self._locations(self._env(hyper, data)), data)

@@ -28,7 +28,7 @@ from .reading import BilinearReading
 __all__ = ["BILINEAR", "read_bilinear", "read_like"]
 
 
-def _is_candidate(fn: Any) -> bool:
+def _is_candidate(fn: object) -> bool:
     # values of these are not one innovation each, or have joint priors over two axes
     mixing = dist.GaussianRandomWalk | dist.GaussianStateSpace | dist.ZeroSumNormal | dist.MatrixNormal
     mixing |= GaussianMarkovRandomField
@@ -58,9 +58,9 @@ BILINEAR = Form(
 
 
 def read_bilinear(
-    model: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    model: Callable[..., object],
+    args: tuple[object, ...] = (),
+    kwargs: Mapping[str, object] | None = None,
     *,
     unlisted_cells: Unlisted = "missing",
     by_component: Collection[str] | bool = False,
@@ -155,8 +155,8 @@ def _read_pairs(
 
 def read_like(
     reading: BilinearReading,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     rng_key: Array,
     *,
     is_held_out: bool = False,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ..conflict import Conflict
 from ..errors import ModelStructureError
@@ -29,7 +29,7 @@ def recognise_cells(
     traced: FactorTrace,
     degrees: Degrees,
     field: Mapping[str, int],
-    env: Mapping[int, Any],
+    env: Mapping[int, Array],
     takes_any: bool,
 ) -> Recognised:
     """The factors of an observed site and their predictor, seen from the first site that finds one.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ def check_names(names: Collection[str], field: Sequence[str], sites: Mapping[str
             )
 
 
-def check_proper(priors: Mapping[str, Any]) -> None:
+def check_proper(priors: Mapping[str, object]) -> None:
     """Refuse flat priors of vectors.
 
     :param priors: of the sites of the two sides.

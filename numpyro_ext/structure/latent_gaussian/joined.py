@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...compilation.pytree import PyTree
 from ...linalg.gaussian.prior import DiagonalPrior
 from ...potentials.base import Potential
 from .form import LatentGaussian
@@ -51,7 +52,7 @@ def _kind(potential: Potential, observed: Array) -> object:
 
 
 def _one_of(potentials: tuple[Potential, ...], observed: tuple[Array, ...]) -> Potential:
-    def put_together(*leaves: Any) -> Array:
+    def put_together(*leaves: PyTree) -> Array:
         if all(np.shape(leaf) == () for leaf in leaves) and all(leaf is leaves[0] for leaf in leaves):
             return jnp.asarray(leaves[0])
         parts = [jnp.broadcast_to(leaf, mask.shape) for leaf, mask in zip(leaves, observed, strict=True)]

@@ -200,7 +200,7 @@ def _factor(fn: Any, base: Any, value: Array, scale: Any) -> FactorTrace:
     )
 
 
-def _parameters(family: Family, base: Any, shape: tuple[int, ...]) -> dict[str, Array]:
+def _parameters(family: Family, base: object, shape: tuple[int, ...]) -> dict[str, Array]:
     values = {n: parameter_of(base, n) for n in (family.predictor, *family.parameters)}
     own = {n: jnp.shape(v)[-1:] if n in family.vectors else () for n, v in values.items()}
     return {n: jnp.broadcast_to(v, (*shape, *own[n])) for n, v in values.items()}

@@ -84,7 +84,7 @@ class Program:
         return np.shape(atom.value) if isinstance(atom, Constant) else tuple(self.avals[atom].shape)
 
     def _inline(self, jaxpr: Jaxpr, env: dict[Any, Atom]) -> tuple[Atom, ...]:
-        def read(atom: Any) -> Atom:
+        def read(atom: object) -> Atom:
             return constant_of(atom) if isinstance(atom, Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
@@ -152,7 +152,7 @@ class Program:
             -len(closed.jaxpr.outvars) :
         ]
 
-    def embed(self, value: Any) -> int:
+    def embed(self, value: object) -> int:
         """Take an array for data of the program, such as the constants of an inner call, so that no array hides in an
         equation: the number of its value."""
         number = self._new(jax.typeof(value))

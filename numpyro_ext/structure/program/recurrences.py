@@ -128,7 +128,7 @@ class OpenedScan:
         slices = {n: known[n] for n in self._slices if known[n] is not None}
         return fixed, [known[n] for n in self._carry], slices
 
-    def carry_others(self, *inputs: Any) -> list[Array]:
+    def carry_others(self, *inputs: object) -> list[Array]:
         """Parts of the carry that do not depend on the unknowns, before each step.
 
         :param inputs: those of the scan, None for what is not needed.
@@ -139,14 +139,14 @@ class OpenedScan:
         slices = {n: v for n, v in slices.items() if n in needed}
         return self._carried(self.others)([start[i] for i in self.others], fixed, slices)
 
-    def hoisted(self, others: Sequence[Any], *inputs: Any) -> list[Array]:
+    def hoisted(self, others: Sequence[object], *inputs: object) -> list[Array]:
         """Inputs of the states, apart from themselves, for all steps at once."""
         fixed, _, slices = self._split(inputs)
         slices |= {self._carry[i]: v for i, v in zip(self.others, others, strict=True)}
         stacked = jax.vmap(lambda now: self._values(self._stacked, {**fixed, **now}), axis_size=self.length)(slices)
         return self._values(self._fixed, fixed) + stacked
 
-    def carry_states(self, others: Sequence[object], hoisted: Sequence[object], *inputs: Any) -> list[Array]:
+    def carry_states(self, others: Sequence[object], hoisted: Sequence[object], *inputs: object) -> list[Array]:
         """The states before each step."""
         fixed, start, slices = self._split(inputs)
         slices |= {self._carry[i]: v for i, v in zip(self.others, others, strict=True)}
@@ -156,7 +156,7 @@ class OpenedScan:
         slices = {n: v for n, v in slices.items() if n in self._needed}
         return self._carried(self.states)([start[i] for i in self.states], fixed, slices)
 
-    def outputs(self, others: Sequence[object], states: Sequence[object], *inputs: Any) -> list[Array]:
+    def outputs(self, others: Sequence[object], states: Sequence[object], *inputs: object) -> list[Array]:
         """The outputs of the scan."""
         fixed, _, slices = self._split(inputs)
         slices |= {self._carry[i]: v for i, v in zip(self.others, others, strict=True)}

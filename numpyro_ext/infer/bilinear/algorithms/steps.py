@@ -15,13 +15,12 @@ its own. Either evaluates all vectors in one pass over the cells.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
+from ....compilation.pytree import PyTree
 from ....linalg.cholesky import cholesky, cholesky_inverse, cholesky_solve
 from ....structure.bilinear.form import CoupledSide, GaussianSide, Side
 from .cells import Block, CellSums, View, over_devices, sum_cells, sum_values
@@ -217,7 +216,7 @@ def lbfgs_side(
     rule = optax.scale_by_lbfgs(memory_size=_MEMORY)
     start = as_parameters(own)
 
-    def iterate(number: int, carry: Any) -> Any:
+    def iterate(number: int, carry: PyTree) -> PyTree:
         parameters, memory = carry
         values, gradient = evaluate(parameters)
         # the rule is for minimisation

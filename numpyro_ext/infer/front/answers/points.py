@@ -62,7 +62,7 @@ def _are_effects(site: Any) -> bool:
     return math.prod(site.shape) > 1 and isinstance(_constraint(site), _UNBOUNDED)
 
 
-def _is_bounded(site: Any) -> bool:
+def _is_bounded(site: object) -> bool:
     constraint = _constraint(site)
     return isinstance(constraint, _SIMPLEX) or bool(np.all(np.isfinite(getattr(constraint, "upper_bound", np.inf))))
 

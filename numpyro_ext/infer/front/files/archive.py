@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,12 @@ import numpy as np
 
 from ....linalg.saved_names import class_of, field_names, name_of
 
-__all__ = ["FORMAT_VERSION", "read_archive", "write_archive"]
+__all__ = ["FORMAT_VERSION", "Content", "read_archive", "write_archive"]
 
 FORMAT_VERSION = 2
+
+Content: TypeAlias = dict[str, Any]
+"""Numbers, words, arrays, and tuples and dictionaries of these, by the names under which a file keeps them."""
 
 
 def _make(name: str, fields: Mapping[str, object]) -> object:

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....compilation.pytree import PyTree
 from ....structure.model.reading import ModelReading
 from ...hyper.space import UnconstrainedSpace
 from ..results import Diagnostics, HyperDiagnostics
 from ..state import EngineState, Fit, as_numbers, fits, rebuilt
+from .archive import Content
 
 __all__ = [
     "diagnostics_from_content",
@@ -24,7 +26,7 @@ __all__ = [
 ]
 
 
-def outcome_to_content(fit: Fit) -> dict[str, Any]:
+def outcome_to_content(fit: Fit) -> Content:
     """Content of any fit, whatever the algorithm, as dictionaries, lists, numbers and arrays.
 
     :param Fit fit: the outcome of a run.
@@ -42,14 +44,14 @@ def outcome_to_content(fit: Fit) -> dict[str, Any]:
     }
 
 
-def diagnostics_from_content(content: dict[str, Any]) -> Diagnostics:
+def diagnostics_from_content(content: Content) -> Diagnostics:
     """The diagnostics that :func:`outcome_to_content` took apart."""
     learning = content["hyper_diagnostics"]
     hyper = None if learning is None else HyperDiagnostics(**learning)
     return Diagnostics(**content["diagnostics"])._replace(hyper=hyper)
 
 
-def fit_to_content(fit: Fit, reading: ModelReading) -> dict[str, Any]:
+def fit_to_content(fit: Fit, reading: ModelReading) -> Content:
     """Take a fit apart into dictionaries, lists, numbers and arrays.
 
     :param Fit fit: the outcome of a run.
@@ -67,10 +69,10 @@ def fit_to_content(fit: Fit, reading: ModelReading) -> dict[str, Any]:
 
 
 def fit_from_content(
-    content: dict[str, Any],
+    content: Content,
     reading: ModelReading,
     space: UnconstrainedSpace,
-    init_state: Callable[[object, dict[str, Array]], object],
+    init_state: Callable[[PyTree, dict[str, Array]], PyTree],
     init_search: Callable[[object, dict[str, Array], Array, object], object] | None = None,
 ) -> Fit:
     """Put a fit together again.
@@ -102,7 +104,7 @@ def state_from_content(
     content: dict[str, Any],
     reading: ModelReading,
     space: UnconstrainedSpace,
-    init_state: Callable[[object, dict[str, Array]], object],
+    init_state: Callable[[PyTree, dict[str, Array]], PyTree],
 ) -> tuple[Array, Any]:
     """The unconstrained hyperparameters and the state that :func:`outcome_to_content` took apart.
 

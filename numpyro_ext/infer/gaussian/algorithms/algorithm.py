@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax
 from jax import Array
 
+from ....compilation.pytree import PyTree
 from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.options import option_key
 from .fit_info import FitInfo
@@ -43,13 +44,13 @@ class Algorithm(ABC):
     (True, False, False)
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Algorithm:
+    def __new__(cls, *args: object, **kwargs: object) -> Algorithm:
         if cls is not Algorithm:
             return super().__new__(cls)
         _warn_of_functions("Algorithm(init=..., solve=..., ...)")
         return super().__new__(GivenFunctions)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         # The decorator writes both where a class has none: it would take 1 for True, and refuse lists and arrays.
         if "__eq__" not in vars(cls):
@@ -106,7 +107,7 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def log_evidence(self, form: LatentGaussian, state: Any) -> Array:
+    def log_evidence(self, form: LatentGaussian, state: PyTree) -> Array:
         """Log evidence at the end of a fit; its gradient in the form, the state held, is that of the objective."""
 
     solved_evidence: ClassVar[Callable[..., Array] | None] = None
@@ -149,7 +150,7 @@ class Algorithm(ABC):
         """True if :meth:`localised` may know of any."""
         return False
 
-    def localised(self, form: LatentGaussian, state: Any) -> NearForms | None:
+    def localised(self, form: LatentGaussian, state: PyTree) -> NearForms | None:
         """Function that gives forms near this one, at a fixed point, factors that cost little and have the same first
         and second derivatives, if the algorithm knows of any; see :mod:`.local_factors`."""
         return None
@@ -168,7 +169,7 @@ class Algorithm(ABC):
         return False
 
     def second_derivatives(
-        self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: Any, *, is_rough: bool | Array
+        self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: PyTree, *, is_rough: bool | Array
     ) -> tuple[Array, Array]:
         """Second derivatives of the log evidence by hyperparameters at a fit of the field, as the sum of two arrays of
         shape ``(d, d)``: those with the unknowns known, and what is lost as they are not.
@@ -226,7 +227,7 @@ class Algorithm(ABC):
                 object.__setattr__(found, field.name, copy.deepcopy(value))
         return found
 
-    def _replace(self, **changes: Any) -> GivenFunctions:
+    def _replace(self, **changes: object) -> GivenFunctions:
         """The algorithm with other functions, as it was written before algorithms had fields."""
         _warn_of_functions("algorithm._replace(...)")
         parts: dict[str, Any] = {name: getattr(self, name) for name in _Functions._fields} | {"key": self.state_key}
@@ -235,7 +236,7 @@ class Algorithm(ABC):
         return GivenFunctions(**(parts | changes))
 
 
-def _in_files(key: Any) -> Hashable:
+def _in_files(key: object) -> Hashable:
     """A key in text and numbers; functions and objects are known by these in this process alone."""
     if isinstance(key, tuple):
         return tuple(map(_in_files, key))
@@ -315,7 +316,7 @@ class GivenFunctions(Algorithm):
         found: tuple[Any, FitInfo] = self._functions.solve(form, state, **options)
         return found
 
-    def log_evidence(self, form: LatentGaussian, state: Any) -> Array:
+    def log_evidence(self, form: LatentGaussian, state: PyTree) -> Array:
         found: Array = self._functions.log_evidence(form, state)
         return found
 
@@ -342,7 +343,7 @@ class GivenFunctions(Algorithm):
     def has_local_factors(self) -> bool:
         return self._functions.localised is not None
 
-    def localised(self, form: LatentGaussian, state: Any) -> NearForms | None:
+    def localised(self, form: LatentGaussian, state: PyTree) -> NearForms | None:
         function = self._functions.localised
         return None if function is None else function(form, state)
 

@@ -290,7 +290,7 @@ def _log_probabilities(potential: Any, num_outcomes: int, eta: Array, parameters
     return found
 
 
-def _at_rows(potential: Any, rows: Array) -> dict[str, Array]:
+def _at_rows(potential: object, rows: Array) -> dict[str, Array]:
     """Parameters of the factors of some rows, each with the rows as its first axis, by name."""
     found = {}
     for name, value in _leaves(potential).items():

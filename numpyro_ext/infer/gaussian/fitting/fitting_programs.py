@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from ....compilation.collection import without_collection
+from ....compilation.pytree import PyTree
 from ....compilation.quick_jit import quick_jit
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
@@ -215,7 +216,7 @@ class FittingPrograms:
 
         return objective
 
-    def log_prior(self, data: Any, fixed: dict[str, Array], values: Array) -> Array:
+    def log_prior(self, data: PyTree, fixed: dict[str, Array], values: Array) -> Array:
         """Log prior density of unconstrained hyperparameters, which the objective has beside the evidence."""
         total = self._reading.log_prior(self._space.unpack(values, fixed), data)
         return total + self._space.log_volume(values) if self._is_density_unconstrained else total

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ....compilation.pytree import PyTree
 from ....compilation.quick_jit import quick_jit
 from ....compilation.store import shared
 from ....structure import LatentGaussianReading
@@ -89,7 +90,7 @@ class EvidencePrograms:
             return value
         return jnp.where(~info.converged & jnp.isinf(info.max_change), jnp.nan, value)
 
-    def log_evidence(self, data: Sequence[object] | None, start: Any) -> Callable[[Hyper], Array]:
+    def log_evidence(self, data: Sequence[object] | None, start: PyTree) -> Callable[[Hyper], Array]:
         """A function of the hyperparameters: minus infinity where the field has no fit.
 
         First derivatives, by both modes, are those at the fixed point of the algorithm; second ones, forward over
@@ -121,7 +122,7 @@ class EvidencePrograms:
 
         return log_evidence
 
-    def _draws(self, data: Sequence[object], start: Any, hyper: Hyper, rng_keys: Array) -> FieldDraws:
+    def _draws(self, data: Sequence[object], start: object, hyper: Hyper, rng_keys: Array) -> FieldDraws:
         """Fit the field at each of the hyperparameters, one after the other, and draw from it inside the support."""
 
         def at(inputs: tuple[Hyper, Array]) -> FieldDraws:

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ....compilation.pytree import PyTree
 from ....linalg.gaussian.conditioning import log_partition_without_sites
 from ....linalg.gaussian.prior import is_valid_prior
 from ....potentials import GaussianPotential
@@ -41,14 +42,14 @@ class Exact(Algorithm):
         zero = jnp.zeros((), form.offset.dtype)
         return state, FitInfo(jnp.asarray(True), jnp.asarray(1), zero[None], zero, jnp.zeros((form.num_rows,), bool))
 
-    def log_evidence(self, form: LatentGaussian, state: Any) -> Array:
+    def log_evidence(self, form: LatentGaussian, state: PyTree) -> Array:
         return log_evidence(form, state)
 
-    def posterior(self, form: LatentGaussian, state: Any) -> GaussianPosterior:
+    def posterior(self, form: LatentGaussian, state: PyTree) -> GaussianPosterior:
         return GaussianPosterior(form, *gaussian_sites(form))
 
 
-def log_evidence(form: LatentGaussian, state: Any = ()) -> Array:
+def log_evidence(form: LatentGaussian, state: PyTree = ()) -> Array:
     """The log density of the data of a form whose factors are Gaussian, the unknowns integrated out.
 
     :param LatentGaussian form: the model; differentiable.

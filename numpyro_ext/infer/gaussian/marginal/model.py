@@ -187,7 +187,7 @@ class MarginalModel:
                     del self._kept[next(iter(self._kept))]
         return self._last
 
-    def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> _Prepared:
+    def _read(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> _Prepared:
         engine = self.engine
         reading = read_first(
             # What an engine may take into its field besides is left to the sampler.

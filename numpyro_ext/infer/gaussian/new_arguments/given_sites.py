@@ -57,7 +57,7 @@ class _GivenSites(Algorithm):
     def init(self, form: LatentGaussian) -> _Sites:
         raise AssertionError(_NO_FIT)
 
-    def solve(self, form: LatentGaussian, state: _Sites, **options: Any) -> tuple[_Sites, FitInfo]:
+    def solve(self, form: LatentGaussian, state: _Sites, **options: object) -> tuple[_Sites, FitInfo]:
         raise AssertionError(_NO_FIT)
 
     def log_evidence(self, form: LatentGaussian, state: _Sites) -> Array:

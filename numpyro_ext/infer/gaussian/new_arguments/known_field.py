@@ -97,7 +97,7 @@ def _unknowns(reading: LatentGaussianReading) -> np.ndarray:
     return np.asarray(drawn, jnp.result_type(float))
 
 
-def _looked(reading: LatentGaussianReading, hyper: Mapping[str, Any], unknowns: np.ndarray) -> _Look:
+def _looked(reading: LatentGaussianReading, hyper: Mapping[str, Array], unknowns: np.ndarray) -> _Look:
     found: _Look = jax.tree.map(np.asarray, shared(_look, reading)(dict(hyper), unknowns, reading.data))
     return found
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from jax import Array
 
+from ....compilation.pytree import PyTree
 from ....structure.latent_gaussian import LatentGaussian
 from ...front.options import check_one_of
 from ..algorithms.algorithm import Algorithm
@@ -60,12 +61,12 @@ class VariationalAlgorithm(Algorithm):
     def init(self, form: LatentGaussian) -> Any:
         return natural_gradient.init(self.treated(form))
 
-    def log_evidence(self, form: LatentGaussian, state: Any) -> Array:
+    def log_evidence(self, form: LatentGaussian, state: PyTree) -> Array:
         return natural_gradient.log_evidence(self.treated(form), state)
 
     solved_evidence = log_evidence
 
-    def posterior(self, form: LatentGaussian, state: Any) -> GaussianPosterior:
+    def posterior(self, form: LatentGaussian, state: PyTree) -> GaussianPosterior:
         return natural_gradient.posterior(self.treated(form), state)
 
     def update(self, form: LatentGaussian, precision: Array, shift: Array) -> tuple[Array, Array]:

@@ -17,6 +17,7 @@ from ....linalg.cholesky import LARGEST_DENSE
 from ....linalg.solvers.posterior_precision import has_diagonal_gram
 from ....potentials.trees.chunks import ForestCosts
 from ....structure import ModelStructureError, SparseLinearReading, read_sparse_linear
+from ...front.files.archive import Content
 from ...front.files.saved_runs import diagnostics_from_content, state_from_content
 from ...front.options import default_tolerance
 from ...front.results import Diagnostics, at_values
@@ -137,7 +138,7 @@ class TreeFitter:
     def _read(
         self,
         rng_key: Array,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: Mapping[str, object],
         field: Sequence[str] | None = None,
         values: Mapping[str, object] | None = None,
@@ -347,7 +348,7 @@ class TreeFitter:
         return self._finished(members or learned, learned, rng_key)
 
     def _restored(
-        self, content: dict[str, Any], reading: SparseLinearReading, space: UnconstrainedSpace, options: TreeOptions
+        self, content: Content, reading: SparseLinearReading, space: UnconstrainedSpace, options: TreeOptions
     ) -> TreeMember:
         """A member from its :meth:`Member.content`.
 

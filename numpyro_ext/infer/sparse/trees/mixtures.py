@@ -13,6 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...front.answers.sites import PointPosterior, SitePosterior
+from ...front.files.archive import Content
 from ...front.options import check_at_least
 from ...front.results import HyperEstimate
 from ...front.run import hyper_estimates
@@ -187,7 +188,7 @@ class TreeRun(SparseRun[TreePrograms]):
                 sites[name] = site.drawn_in(flat).reshape(sites[name].shape)
         return sites, log_density
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> Content:
         """The outcome as plain containers."""
         is_learned = {id(member) for member in self.learned}
         shifted = [member.content() for member in self.members if id(member) not in is_learned]

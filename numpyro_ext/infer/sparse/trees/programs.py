@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ....compilation.pytree import PyTree
 from ....linalg.cholesky import LARGEST_DENSE, solve_lower, solve_upper
 from ....potentials.trees.chunks import FOREST_COSTS, ForestCosts, map_trees, num_parts
 from ....potentials.trees.draws import tree_draws
@@ -136,7 +137,7 @@ class TreePrograms(SparsePrograms):
             scales *= jnp.sqrt(at.sample.share / sample.share)
         return 1.0 / jnp.sqrt(1.0 + jnp.square(scales))
 
-    def _evaluate(self, at: Searched, x: Array, state: Any) -> Evaluation:
+    def _evaluate(self, at: Searched, x: Array, state: PyTree) -> Evaluation:
         """The objective."""
         reading, options = self._reading, self.options
         data, fixed, projection, origin, units, sample, others = at

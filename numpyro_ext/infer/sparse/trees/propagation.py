@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ....compilation.pytree import PyTree
 from ....linalg.cholesky import cholesky, cholesky_solve, half_log_determinant, inverse_lower
 from ....linalg.operators.operator import LinearOperator
 from ....linalg.solvers.posterior_precision import gram_diagonal
@@ -312,7 +313,7 @@ def solve(
         step, _, _, change, _ = carry
         return (step < num_steps) & (change > tol)
 
-    def advance(carry: Any) -> Any:
+    def advance(carry: PyTree) -> PyTree:
         step, old, new, change, kept = carry
         trial = jax.tree.map(lambda x, y: kept * x + (1.0 - kept) * y, old, new)
         moments = _gaussian(likelihood, trial)

@@ -44,7 +44,7 @@ FormAt = Callable[[Mapping[str, Any]], Bilinear]
 
 
 def find_noise(
-    reading: BilinearReading, form_at: FormAt, free: tuple[str, ...], fixed: Mapping[str, Any]
+    reading: BilinearReading, form_at: FormAt, free: tuple[str, ...], fixed: Mapping[str, object]
 ) -> tuple[NoisyBilinear, NoiseSites]:
     """The noise, cut points and hyperpriors behind a reading.
 
@@ -244,7 +244,7 @@ class _Search:
             raise self.refusal(name, "its density is none of independent gamma precisions")
         return shape, rate, family == "Gamma"
 
-    def normal_prior(self, name: str, hyper: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    def normal_prior(self, name: str, hyper: Mapping[str, Array]) -> tuple[np.ndarray, np.ndarray]:
         """Means and variances of independent Gaussian elements given the other sites."""
         at_zero, at_one = (self.slope(name, np.asarray(x), hyper) for x in (0.0, 1.0))
         precision = at_zero - at_one

@@ -310,7 +310,7 @@ class Roots(NamedTuple):
     """Number of each component's covariance, shape ``(size,)``."""
 
 
-def _like_first(priors: Mapping[str, Any]) -> dict[str, Array]:
+def _like_first(priors: Mapping[str, object]) -> dict[str, Array]:
     """For each site with correlated unknowns which of its blocks are like the first."""
 
     def is_like_first(blocks: Array) -> Array:

@@ -246,7 +246,7 @@ def _name(model: Callable[..., object]) -> str:
     return getattr(model, "__name__", type(model).__name__)
 
 
-def _source(model: Any) -> Hashable:
+def _source(model: Callable[..., object]) -> Hashable:
     """The code of a function, the handlers and partial applications around it, and what it has from a function around
     it, as far as these are settings, classes or functions."""
     around: list[Any] = []

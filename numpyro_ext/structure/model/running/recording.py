@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
+from ....compilation.pytree import PyTree
 from ....compilation.store import Found, shared
 from ...errors import ModelStructureError
 from ...program.captured import Fingerprint, dtype_name
@@ -244,7 +245,7 @@ class Recording:
         :param num_unknowns: as for :func:`~numpyro_ext.structure.program.program.make_program`.
         """
 
-        def whole(*inputs: Any) -> Any:
+        def whole(*inputs: PyTree) -> PyTree:
             *others, data = inputs
             return function(*others, partial(self._at, data))
 

@@ -135,12 +135,12 @@ class AffineRows:
         needed = self.program.needed([a for a in atoms_of(self.parts) if isinstance(a, int)], list(self.inputs))
         return any(self.program.equations[index].primitive.name == "fft" for index in needed)
 
-    def evaluate(self, e: Array, env: Mapping[int, Any]) -> Array:
+    def evaluate(self, e: Array, env: Mapping[int, Array]) -> Array:
         """The selected elements at the unknowns ``e``, given all other inputs and constants; shape ``(num_rows,)``."""
         evaluate = partial(evaluate_by_elements, costs=self.costs) if self.is_large else None
         return self.select(self.program, self.given(e, env), self.parts, evaluate)
 
-    def _at_zero(self, zero: Array, env: Mapping[int, Any]) -> Array:
+    def _at_zero(self, zero: Array, env: Mapping[int, Array]) -> Array:
         """:meth:`evaluate` where all unknowns are zero, without what that leaves nothing of."""
         evaluate = partial(evaluate_by_elements, zeros=vanishing(self.program, self.inputs), costs=self.costs)
         return self.select(self.program, self.given(zero, env), self.parts, evaluate)

@@ -92,7 +92,7 @@ def _looks_up_little(values: _Values, eqn: Equation) -> bool:
 
 
 def selected_values(
-    program: Program, atom: Atom, index: Array, env: Mapping[int, Any], costs: RowCosts = ROW_COSTS
+    program: Program, atom: Atom, index: Array, env: Mapping[int, Array], costs: RowCosts = ROW_COSTS
 ) -> Array:
     """Elements of a value.
 

@@ -320,6 +320,6 @@ class SeveralDevices(OneDevice):
         )
         return jax.jit(solve, out_shardings=(everywhere, state, everywhere))
 
-    def _put(self, x: Any, spec: PartitionSpec) -> Array:
+    def _put(self, x: object, spec: PartitionSpec) -> Array:
         array = np.asarray(x)
         return jax.make_array_from_callback(array.shape, NamedSharding(self._mesh, spec), lambda index: array[index])

@@ -22,11 +22,12 @@ True -7.872
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .....compilation.pytree import PyTree
 from .....structure.bilinear import Bilinear, GaussianSide
 from .. import steps
 from .. import sweeps as core
@@ -102,12 +103,12 @@ def iterate(
     :return: values, state, how the run ended, and in which of the values the bound ever had a derivative.
     """
 
-    def proceed(carry: Any) -> Array:
+    def proceed(carry: PyTree) -> Array:
         _, state, _, _, _, count = carry
         goes_on: Array = (count < num_sweeps) & (state.num_quiet < 2) & jnp.isfinite(state.objective)
         return goes_on
 
-    def advance(carry: Any) -> Any:
+    def advance(carry: PyTree) -> PyTree:
         values, state, moved, before, (trace, _), count = carry
         state, info = devices.sweep(make_form(values), state)
         if learn is not None:
@@ -165,7 +166,7 @@ def fit_side(
         _, _, _, change, count = carry
         return (count < num_steps) & ~(change < tol)
 
-    def advance(carry: Any) -> Any:
+    def advance(carry: PyTree) -> PyTree:
         own, step, before, _, count = carry
         own, step, after, loss = steps.step_side(find_view(own), own, other, prior, step)
         change = measure(jnp.maximum(jnp.abs(after - before), loss), after)
