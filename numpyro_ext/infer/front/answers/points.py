@@ -42,10 +42,11 @@ def warn_of_points(diagnostics: Diagnostics, space: UnconstrainedSpace, engine: 
     if effects:
         shapes = _listed([f"{name!r} {tuple(space.sites[name].shape)}" for name in effects])
         parts.append(
-            f"{shapes} has no place in the Gaussian field (its prior is not Gaussian, or the predictor is not affine "
-            "in it) and was set to a point: standard deviations of zero in get_samples() and summaries are not its "
-            "uncertainty. A Normal prior, field=[...] with it in the place of what it is multiplied by, BilinearVG, "
-            "which integrates over both factors of a product, or NUTS give that."
+            f"{shapes} has no place in the Gaussian field (its prior is not Gaussian, the predictor is not affine in "
+            "it, or quadrature takes the blocks apart that it joins) and was set to a point: standard deviations of "
+            "zero in get_samples() and summaries are not its uncertainty. integrate='auto' of an engine that has this "
+            "option, a Normal prior, field=[...] with it in the place of what it is multiplied by, BilinearVG, which "
+            "integrates over both factors of a product, or NUTS give that."
         )
     scales = [name for name in diagnostics.edges if not _is_bounded(space.sites[name])]
     if scales:
