@@ -123,7 +123,8 @@ def spread(y):
     "engine, integrate", [*thorough((LaplaceApproximation, "grid"), (LaplaceApproximation, "ccd")), (EP, "normal")]
 )
 def test_hyperparameters_are_weighted_with_the_field(engine, integrate):
-    """The density of the scale is skewed: as a normal one, it moves the field by a quarter of a deviation."""
+    """The density of the scale is skewed: as a normal one with a width for each side, it moves the field by a tenth of
+    a deviation (with one width by a quarter)."""
     y = np.array([0, 0, 1])
     u, level = np.linspace(-12, 4, 801)[:, None], np.linspace(-12, 5, 801)
     scale = np.exp(u)
@@ -141,7 +142,10 @@ def test_hyperparameters_are_weighted_with_the_field(engine, integrate):
     plain, better = (fitted.get_samples(resample=how) for how in (None, "psis"))
     np.testing.assert_allclose(better["rate"], np.exp(better["level"]), rtol=1e-5)
     gaps = [abs(draws["level"].mean() - mean) / sd for draws in (plain, better)]
-    assert gaps[1] < 0.6 * gaps[0], gaps
+    if integrate == "normal":
+        assert gaps[1] < 0.08 and gaps[0] < 0.15, gaps
+    else:
+        assert gaps[1] < 0.6 * gaps[0], gaps
     np.testing.assert_allclose(better["level"].std(), sd, rtol=0.1)
 
 

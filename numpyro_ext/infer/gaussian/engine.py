@@ -86,7 +86,8 @@ class Engine(GaussianAnswers):
           and in the moments of the field (in standard deviations), and of a tenth or more in the standard deviations
           of skewed hyperparameters;
         - ``"normal"``: 64 points of their normal approximation, for any number of them, with a warning where the
-          density is another one.
+          density is another one. Of up to 128 of them it has a width of its own on each side of each axis (Martins et
+          al. 2013, section 3.2), for two fits each.
 
         ``param`` sites, which have no prior, and given values stay what they are.
     :param options: those of every engine, see :class:`~numpyro_ext.infer.front.engine.BaseEngine`: ``field``,

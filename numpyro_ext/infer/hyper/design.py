@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtri
 
 __all__ = [
     "LARGEST_DIMENSION",
@@ -21,6 +22,8 @@ __all__ = [
     "central_composite",
     "explore_lattice",
     "normal_points",
+    "side_widths",
+    "split_normal",
     "stretch",
 ]
 
@@ -125,6 +128,38 @@ def normal_points(dimension: int, num_points: int) -> Design:
     return Design(points, 0.5 * np.sum(points**2, axis=1) + log_normaliser - math.log(num_points))
 
 
+def side_widths(falls: np.ndarray) -> np.ndarray:
+    """Standard deviations of a density on both sides of each axis, by how far it falls there.
+
+    :param falls: as for :func:`stretch`, shape ``(2, d)``.
+    :return: the same shape, one where the density does not fall.
+    """
+    safe = np.where(falls > 0.0, falls, 1.0)
+    widths = np.clip(1.0 / np.sqrt(safe), 1.0 / _LARGEST_STRETCH, _LARGEST_STRETCH)
+    found: np.ndarray = np.where(falls > 0.0, widths, 1.0)
+    return found
+
+
+def split_normal(uniforms: np.ndarray, widths: np.ndarray) -> Design:
+    """Points of a density that is Gaussian with a width of its own on each side of each axis.
+
+    :param uniforms: points of the unit cube, shape ``(n, d)``.
+    :param widths: standard deviations on the positive and the negative side of each axis, shape ``(2, d)``.
+    :return: the points; volumes without their number.
+
+    >>> design = split_normal(np.array([[0.25], [0.75], [0.95]]), np.array([[1.0], [3.0]]))
+    >>> print(design.points[:, 0].round(3), (np.exp(design.log_volumes) / np.sqrt(2.0 * np.pi)).round(3))
+    [-2.902  0.     1.282] [3.193 2.    4.546]
+    """
+    share = widths[1] / widths.sum(axis=0)
+    below = ndtri(0.5 * np.minimum(uniforms / share, 1.0))
+    above = ndtri(0.5 + 0.5 * np.maximum(uniforms - share, 0.0) / (1.0 - share))
+    points = np.where(uniforms < share, widths[1] * below, widths[0] * above)
+    scaled = np.where(uniforms < share, below, above)
+    log_normaliser = np.sum(np.log(widths.mean(axis=0))) + 0.5 * len(share) * math.log(2.0 * math.pi)
+    return Design(points, 0.5 * np.sum(scaled**2, axis=1) + log_normaliser)
+
+
 def stretch(design: Design, falls: np.ndarray) -> Design:
     """Fit a design to a skewed density by a scale of its own for each side of each axis (Martins et al. 2013, §3.2).
 
@@ -137,8 +172,7 @@ def stretch(design: Design, falls: np.ndarray) -> Design:
     >>> print(design.points[:, 0].round(3), np.exp(design.log_volumes)[0].round(3))
     [ 0.   2.2 -0.55] 0.544
     """
-    safe = np.where(falls > 0.0, falls, 1.0)
-    scales = np.where(falls > 0.0, np.clip(1.0 / np.sqrt(safe), 1.0 / _LARGEST_STRETCH, _LARGEST_STRETCH), 1.0)
+    scales = side_widths(falls)
     points = design.points
     factors = np.where(points > 0.0, scales[0], np.where(points < 0.0, scales[1], scales.mean(axis=0)))
     return Design(factors * points, design.log_volumes + np.sum(np.log(factors), axis=1))

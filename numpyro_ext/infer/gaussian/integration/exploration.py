@@ -9,10 +9,19 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import logsumexp, ndtr
 
 from ...hyper.adaptive import Followed, follow
-from ...hyper.design import PROBE, Design, central_composite, explore_lattice, normal_points, stretch
+from ...hyper.design import (
+    PROBE,
+    Design,
+    central_composite,
+    explore_lattice,
+    normal_points,
+    side_widths,
+    split_normal,
+    stretch,
+)
 from ...hyper.known_points import KnownPoints
 from ..fitting.costs import FIT_COSTS
 from ..fitting.point_fit import PointFit
@@ -37,7 +46,7 @@ LARGEST_LATTICE = 4
 MANY_ROWS = 5_000
 """Rows from which on fits of the field are saved where they can be."""
 _LARGEST_LATTICE_DIMENSION, _MOST_ADAPTIVE = 2, 20
-_NUM_NORMAL_POINTS = 64
+_NUM_NORMAL_POINTS, _MOST_PROBED = 64, 128
 FEW_DIGITS = 1e-2
 """Tolerance of fits for draws."""
 _LITTLE_MASS = 0.01
@@ -107,6 +116,8 @@ class Exploration(NamedTuple):
     """The density that was emulated through adaptive points."""
     spread: PointFit | None = None
     """Fits at the points by which that was judged, without marginals."""
+    widths: np.ndarray | None = None
+    """Standard deviations of the normal approximation on the positive and the negative side of each axis."""
 
     @property
     def log_evidence_error(self) -> float | None:
@@ -123,7 +134,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     """
     size = around.size
     name = options.design(size, around.num_rows)
-    if name == "adaptive":
+    if name in ("adaptive", "normal"):
         around = around.turned()
     factor, parts = around.factor, list[PointFit]()
     known = KnownPoints()
@@ -142,7 +153,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         return np.where(np.isfinite(spread.objective), spread.objective, -np.inf)
 
     followed: Followed | None = None
-    cut, is_bent = None, False
+    cut, is_bent, widths = None, False, None
     if size == 0:
         evaluate(np.zeros((1, 0)))
         design, chosen = Design(np.zeros((1, 0)), np.zeros(1)), np.zeros(1, int)
@@ -156,8 +167,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         with np.errstate(divide="ignore"):  # of points without mass
             design, chosen = Design(followed.points, np.log(followed.weights)), followed.chosen
     elif name == "ccd":
-        steps = PROBE * np.eye(size)
-        probes = evaluate(np.concatenate([np.zeros((1, size)), steps, -steps]))
+        probes = evaluate(_on_axes(size))
         falls = (probes[0] - probes[1:]).reshape(2, size)
         is_bent = bool(np.any(np.min(falls, axis=0) > _LARGEST_FALL))
         design = stretch(central_composite(size), falls)
@@ -165,7 +175,11 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         design = Design(design.points[inside], design.log_volumes[inside])
         chosen = len(probes) + inside
     else:
-        design = normal_points(size, _NUM_NORMAL_POINTS)
+        widths = np.ones((2, size))
+        if size <= _MOST_PROBED:
+            probes = np.asarray(around.fits(_on_axes(size), tol=FEW_DIGITS, with_marginals=False).objective)
+            widths = side_widths(np.nan_to_num(probes[0] - probes[1:], nan=np.inf).reshape(2, size))
+        design = split_normal(ndtr(normal_points(size, _NUM_NORMAL_POINTS).points), widths)
         found = evaluate(np.concatenate([np.zeros((1, size)), design.points]))
         chosen = 1 + np.flatnonzero(np.isfinite(found[1:]))
         design = Design(design.points[chosen - 1], design.log_volumes[chosen - 1])
@@ -181,7 +195,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         said = judge_ratios(followed.log_ratios)
         is_followed, messages = not said, (*messages, *said)
     elif name == "normal" and size:
-        messages = (*messages, *judge_normal(fits.objective[chosen] + design.log_volumes))
+        messages = (*messages, *judge_normal(fits.objective[chosen] + design.log_volumes, size > _MOST_ADAPTIVE))
     if is_bent:
         messages = (*messages, bent_message(around.space.names))
     num_hyper = len(factor)
@@ -197,6 +211,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     if name == "normal" and size:
         # The normal density itself, and its integral: the data say nothing of its tails.
         log_evidence = float(fits.objective[0]) + 0.5 * size * math.log(2.0 * math.pi) + log_volume
+        log_evidence += 0.0 if widths is None else float(np.sum(np.log(widths.mean(axis=0))))
         weights = np.full(len(chosen), 1.0 / len(chosen))
     elif followed is not None:
         log_evidence = float(fits.objective[0]) + followed.log_integral + log_volume
@@ -234,7 +249,15 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         around=around,
         followed=followed,
         spread=spread,
+        widths=widths,
     )
+
+
+def _on_axes(size: int) -> np.ndarray:
+    """The centre, and a point on the positive and the negative side of each axis, where a normal density falls by
+    one."""
+    steps = PROBE * np.eye(size)
+    return np.concatenate([np.zeros((1, size)), steps, -steps])
 
 
 def without_false_peaks(fits: PointFit, mode: Any) -> PointFit:

@@ -109,15 +109,22 @@ def judge_ratios(log_ratios: np.ndarray) -> tuple[str, ...]:
     )
 
 
-def judge_normal(log_weights: np.ndarray) -> tuple[str, ...]:
-    """Messages on a normal approximation, by the weights that its points would have."""
+def judge_normal(log_weights: np.ndarray, is_the_only_one: bool) -> tuple[str, ...]:
+    """Messages on a normal approximation, by the weights that its points would have.
+
+    :param log_weights: one for each point.
+    :param bool is_the_only_one: whether no other design takes so many hyperparameters.
+    """
     share, shape = effective_share(log_weights), pareto_smoothed(log_weights)[1]
     if share >= (_LEAST_SHARE if shape <= LARGEST_SHAPE else _NORMAL_SHARE):
         return ()
+    remedy = (
+        "Marginalize and NUTS integrate over so many" if is_the_only_one else "Take integrate='adaptive' (or 'auto')"
+    )
     return (
         "The density of the hyperparameters is not normal: importance weights of its normal approximation have an "
         f"effective share of {share:.2f} and Pareto k-hat {shape:.2f}, so that means, spreads and evidence may be far "
-        "off. Take integrate='adaptive' (or 'auto').",
+        f"off. {remedy}.",
     )
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from scipy.special import ndtri
 
+from ...hyper.design import split_normal
 from ..fitting.point_fit import PointFit
 from .exploration import FEW_DIGITS, Exploration, without_false_peaks
 from .interpolation import interpolated
@@ -66,9 +67,9 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
     :param Surroundings around: the mode.
     :param Exploration found: the design around it.
     :param generator: of where the sequence starts.
-    :param str design: its name; the hyperparameters of ``"normal"`` ones are taken as normal: there are no weights.
+    :param str design: its name; the density of ``"normal"`` ones is taken as it says: there are no weights.
     """
-    is_normal = design == "normal"
+    around = around if found.around is None else found.around
     size = around.size
     if found.followed is not None and found.spread is not None:
         # The points by which the design was judged, where they hold.
@@ -76,8 +77,8 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
         is_held = followed.share >= _LEAST_EFFECTIVE
         return Scatter(followed.spread_weights, -followed.log_proposal, found.spread) if is_held else Scatter.of(found)
     uniforms = _even(_NUM_POINTS, size, generator)
-    widths = np.ones((2, size)) if is_normal else _WIDENING * _widths(found)
-    drawn = _drawn(around, found, *_from_normal(widths, uniforms), widths.mean(axis=0), design)
+    widths = _WIDENING * _widths(found) if found.widths is None else found.widths
+    drawn = _drawn(around, found, *split_normal(uniforms, widths), widths.mean(axis=0), design)
     if drawn is None and design == "grid" and size > 1:
         drawn = _drawn(around, found, *_from_rows(found, uniforms), widths.mean(axis=0), design)
     return Scatter.of(found) if drawn is None else drawn
@@ -109,16 +110,6 @@ def _drawn(
     if 1.0 / np.sum(weights**2) < _LEAST_EFFECTIVE * len(weights):
         return None
     return Scatter(weights, log_volumes, fits)
-
-
-def _from_normal(widths: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Points of a Gaussian with widths of shape ``(2, k)``, and what their log density lacks, up to a constant."""
-    share = widths[0] / widths.sum(axis=0)
-    below = widths[0] * ndtri(0.5 * uniforms / share)
-    above = widths[1] * ndtri(0.5 + 0.5 * (uniforms - share) / (1.0 - share))
-    points = np.where(uniforms < share, below, above)
-    scaled = points / np.where(uniforms < share, widths[0], widths[1])
-    return points, 0.5 * np.sum(scaled**2, axis=1)
 
 
 def _from_rows(found: Exploration, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -170,9 +161,9 @@ def _even(num_points: int, size: int, generator: np.random.Generator) -> np.ndar
 
 
 def _widths(found: Exploration) -> np.ndarray:
-    """Root mean squares of the design on the negative and the positive side of each axis, shape ``(2, k)``."""
+    """Root mean squares of the design on the positive and the negative side of each axis, shape ``(2, k)``."""
     out = []
-    for side in (found.points < 0.0, found.points > 0.0):
+    for side in (found.points > 0.0, found.points < 0.0):
         mass = found.weights @ (side + 0.5 * (found.points == 0.0))
         out.append(np.sqrt(found.weights @ (side * found.points**2) / np.maximum(mass, 1e-12)))
     return np.maximum(out, 0.1)
