@@ -25,7 +25,7 @@ from numpyro_ext.infer.calibration import Calibration, calibrate
 
 from .results_table import write_report
 
-__all__ = ["MODELS", "main"]
+__all__ = ["MODELS", "main", "together"]
 
 _NUM_SIMULATIONS, _BATCH, _NUM_SAMPLES = 200, 50, 400
 _GENERATOR = np.random.default_rng(0)
@@ -109,11 +109,12 @@ def _simulate(model: Any, batch: int, path: Path) -> None:
     path.write_text(json.dumps(content))
 
 
-def _together(parts: list[dict[str, Any]]) -> Calibration:
+def together(parts: list[dict[str, Any]], num_draws: int) -> Calibration:
+    """Join the ranks of batches, each as its file holds them."""
     ranks = {name: np.concatenate([np.asarray(part["ranks"][name]) for part in parts]) for name in parts[0]["ranks"]}
     converged = np.concatenate([np.asarray(part["converged"], bool) for part in parts])
     errors: dict[int, Exception] = dict(enumerate(RuntimeError(e) for part in parts for e in part["errors"]))
-    return Calibration(ranks, _NUM_SAMPLES, converged, errors)
+    return Calibration(ranks, num_draws, converged, errors)
 
 
 def main() -> None:
@@ -134,7 +135,7 @@ def main() -> None:
             if not path.exists():
                 _simulate(model, batch, path)
         parts = [json.loads(path.read_text()) for path in paths]
-        found, seconds = _together(parts), sum(part["seconds"] for part in parts)
+        found, seconds = together(parts, _NUM_SAMPLES), sum(part["seconds"] for part in parts)
         flat = {name: ranks.reshape(len(ranks), -1) for name, ranks in found.ranks.items()}
         found.ranks = {"all sites": np.concatenate(list(flat.values()), axis=1), **flat}
         for name, held in found.coverage((0.5, 0.8, 0.95)).items():
