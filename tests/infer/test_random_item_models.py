@@ -85,3 +85,28 @@ def _differences(model: RandomModel, space: UnconstrainedSpace, values):
     ]
     up, down, far_up, far_down = np.reshape(evidence, (4, -1))
     return (8.0 * (up - down) - (far_up - far_down)) / (12.0 * _STEP)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", _CHOSEN)
+def test_quantiles_and_draws_of_a_random_model_are_those_of_the_density(seed):
+    model, probabilities, number = random_model(seed), np.array([0.01, 0.1, 0.5, 0.9, 0.99]), 4000
+    engine = AdaptiveQuadrature(item_response, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # few answers of few people
+        space = UnconstrainedSpace(engine._read(jax.random.key(0), (model.response,), model.options).hyper, {})
+        noise = np.random.default_rng(seed).normal(size=space.size)
+        engine.hyper_values = space.unpack(space.initial() + 0.4 * jnp.asarray(noise))
+        engine.run(jax.random.key(0), model.response, **model.options)
+    sums, trait = model.sums(engine.hyper_values), engine.posterior["trait"]
+    variance = np.diagonal(sums.covariance, axis1=1, axis2=2)
+    draws = np.asarray(trait.sample(jax.random.key(1), number)).reshape(number, *variance.shape)
+    np.testing.assert_allclose(np.reshape(trait.variance, variance.shape), variance, atol=1e-7)
+    assert np.all(np.abs(draws.mean(0) - sums.mean) < 4.5 * np.sqrt(variance / number) + 1e-3)
+    spread = np.mean((draws - sums.mean) ** 2, 0)
+    np.testing.assert_allclose(spread, variance, rtol=4.5 * np.sqrt(5.0 / number))  # kurtosis up to 6
+    if sums.marginal is not None:
+        below = np.cumsum(sums.marginal, 1) - 0.5 * sums.marginal
+        for person, asked in enumerate(np.moveaxis(np.asarray(trait.quantile(probabilities)), 0, -1)):
+            found = np.interp(asked - sums.location[person, 0], sums.axis, below[person])
+            np.testing.assert_allclose(found, probabilities, atol=1e-3)
