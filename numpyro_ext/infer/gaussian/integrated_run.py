@@ -113,10 +113,9 @@ class IntegratedRun(GaussianRun):
         """The posterior of each hyperparameter; of ``param`` sites, which have no prior, the estimate."""
         found, space = self.exploration, self.space
         weights, unconstrained, constrained = found.weights, found.values, found.fits.hyper
-        if found.followed is not None and found.around is not None:
+        if (cloud := found.cloud) is not None and found.around is not None:
             # Of so many points that moments and quantiles are theirs.
-            cloud = found.followed.cloud
-            weights, unconstrained = cloud.weights, found.around.place(cloud.points)
+            weights, unconstrained = cloud[1], found.around.place(cloud[0])
             vectors = to_device(unconstrained.astype(self.fit.last_state.values.dtype))
             constrained = self.programs.constrained(vectors, space.fixed)
         out: dict[str, HyperEstimate | HyperPosterior] = {}

@@ -46,7 +46,7 @@ LARGEST_LATTICE = 4
 MANY_ROWS = 5_000
 """Rows from which on fits of the field are saved where they can be."""
 _LARGEST_LATTICE_DIMENSION, _MOST_ADAPTIVE = 2, 20
-_NUM_NORMAL_POINTS, _MOST_PROBED = 64, 128
+_NUM_NORMAL_POINTS, _NUM_CLOUD, _MOST_PROBED = 64, 4000, 128
 FEW_DIGITS = 1e-2
 """Tolerance of fits for draws."""
 _LITTLE_MASS = 0.01
@@ -118,6 +118,16 @@ class Exploration(NamedTuple):
     """Fits at the points by which that was judged, without marginals."""
     widths: np.ndarray | None = None
     """Standard deviations of the normal approximation on the positive and the negative side of each axis."""
+
+    @property
+    def cloud(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Thousands of points and their weights, where the density is known without fits there."""
+        if self.followed is not None:
+            return self.followed.cloud.points, self.followed.cloud.weights
+        if self.widths is None:
+            return None
+        even = ndtr(normal_points(self.widths.shape[1], _NUM_CLOUD).points)
+        return split_normal(even, self.widths).points, np.full(_NUM_CLOUD, 1.0 / _NUM_CLOUD)
 
     @property
     def log_evidence_error(self) -> float | None:
