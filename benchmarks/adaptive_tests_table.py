@@ -287,12 +287,8 @@ def _report(work: Path) -> None:
             f"{100 * below:.0f} % below |",
             f"| the same: information against Fisher at 5 items | not behind | {100 * ahead:+.1f} % in rmse |",
         ]
-    for structure, target in (("independent", "≤ 0.65 ×; ≤ 0.75 ×"), ("correlated", "no more than independent")):
-        rows = parts.get("people", [])
-        if rows:
-            lines.append(
-                f"| people, {structure} traits, repeats: {len(rows)} | {target} | {_people(rows, structure)} |"
-            )
+    if "people" in parts:
+        lines += _people(parts["people"])
     if "coverage" in parts:
         lines += ["", *_coverage(parts["coverage"])]
     if "bank" in parts:
@@ -303,13 +299,34 @@ def _report(work: Path) -> None:
     write_report("adaptive-tests", lines, "adaptive_tests_table", remarks=work / "remarks.md")
 
 
-def _people(rows: list[dict[str, Any]], structure: str) -> str:
-    found = {name: np.array([row[structure][name] for row in rows]) for name in rows[0][structure]}
-    words = [f"{name} {_mean(values[:, 0])} / {_mean(values[:, 1])}" for name, values in found.items()]
-    for peer in ("random", "Big Five"):
-        ratios = (found["information"] / found[peer]).mean(0)
-        words.append(f"information {ratios[0]:.2f} × / {ratios[1]:.2f} × {peer}")
-    return "questions until 0.9 in the traits / 90 % of the score: " + "; ".join(words)
+def _people(rows: list[dict[str, Any]]) -> list[str]:
+    """Questions until the traits and the score of the whole pool are nearly reached, and paired ratios."""
+    numbers = {
+        structure: {name: np.array([row[structure][name] for row in rows]) for name in rows[0][structure]}
+        for structure in ("independent", "correlated")
+    }
+    lines = []
+    for structure, found in numbers.items():
+        words = [f"{name} {_mean(values[:, 0])} / {_mean(values[:, 1])}" for name, values in found.items()]
+        lines.append(
+            f"| people, {structure} traits, repeats: {len(rows)}; questions until 0.9 in the traits / 90 % of the "
+            f"score | | {'; '.join(words)} |"
+        )
+    found = numbers["independent"]
+    for place, peer, limit in ((0, "random", 0.65), (0, "Big Five", 0.65), (1, "random", 0.75)):
+        ratio = (found["information"] / found[peer])[:, place].mean()
+        what = "90 % of the score" if place else "0.9 in the traits"
+        verdict = "met" if ratio <= limit else "missed"
+        lines.append(
+            f"| questions by information until {what}, against {peer} | ≤ {limit} × | {ratio:.2f} ×: {verdict} |"
+        )
+    more = (numbers["correlated"]["information"] - found["information"]).mean(0)
+    verdict = "met" if np.all(more <= 0.0) else "missed"
+    lines.append(
+        f"| correlated against independent traits, by information | no more questions "
+        f"| {more[0]:+.1f} / {more[1]:+.1f}: {verdict} |"
+    )
+    return lines
 
 
 def _mean(values: np.ndarray) -> str:
