@@ -1,5 +1,6 @@
 """The bilinear bound, its steps and its gauge against reference values, dense evaluations and known optima."""
 
+import itertools
 import json
 from functools import partial
 
@@ -13,7 +14,14 @@ from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
 from numpyro_ext.infer.bilinear.algorithms.cells import Block, make_view, sum_cells, sum_values
 from numpyro_ext.infer.bilinear.algorithms.gauge import gauge_residual, gauge_step
 from numpyro_ext.infer.bilinear.algorithms.schedules import loop
-from numpyro_ext.potentials import PoissonExpPotential
+from numpyro_ext.potentials import (
+    LogitPotential,
+    NegativeBinomialExpPotential,
+    PoissonExpPotential,
+    ProbitPotential,
+)
+from numpyro_ext.potentials.families.ordinal import CumulativeProbitPotential
+from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
 from numpyro_ext.potentials.integrals.exponential_product import log_expected_exp_product
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 from tests.infer.bilinear_forms import REFERENCE, factorisation, reference_problem, synthetic_counts
@@ -24,6 +32,7 @@ solve = jax.jit(partial(loop.solve, num_sweeps=400, tol=1e-7))
 bound = jax.jit(bg.bound)
 step_side = jax.jit(steps.step_side)
 init = jax.jit(bg.init, static_argnums=(2, 3))
+make_views = jax.jit(bg.make_views)
 margin_of = jax.jit(bg.spectral_margin)
 best_gauge = jax.jit(gauge_step)
 sums_of = jax.jit(sum_cells)
@@ -210,6 +219,43 @@ def test_dense_evaluation_with_linear_terms(is_paired, is_shared):
             if family == "diagonal":
                 expected = jnp.einsum("eii->ei", expected)
             np.testing.assert_allclose(-0.5 * sums.precision, expected, atol=1e-11)
+
+
+_COUNTS = jnp.array([0.0, 3.0, 1.0, 0.0, 7.0, 2.0, 0.0, 1.0, 4.0])
+_LABELS = (_COUNTS > 1.0).astype(int)
+_OTHERS = {
+    "probit": ProbitPotential(_LABELS),
+    "logit": LogitPotential(_LABELS),
+    "softplus": PoissonSoftplusPotential(_COUNTS, jnp.ones(9)),
+    "negative_binomial": NegativeBinomialExpPotential(_COUNTS, jnp.full(9, 1.5)),
+    "ordered": CumulativeProbitPotential(
+        jnp.minimum(_COUNTS, 2.0).astype(int), jnp.tile(jnp.array([-1.0, 0.5]), (9, 1))
+    ),
+}
+_FAMILIES = [("full", "full"), ("full", "point"), ("point", "full"), ("point", "point"), ("diagonal", "diagonal")]
+_QUICK = {("probit", _FAMILIES[0]), ("probit", _FAMILIES[3])}
+_RISES = [
+    pytest.param(*case, marks=pytest.mark.thorough if case in _QUICK else pytest.mark.slow)
+    for case in itertools.product(_OTHERS, _FAMILIES)
+]
+
+
+@needs_float64
+@pytest.mark.parametrize("name, families", _RISES)
+def test_no_sweep_lowers_the_objective(name, families):
+    """Ten random problems; vectors of three components meet those of two, so that products have silent directions."""
+    sweep = jax.jit(lambda form, views, state: bg.sweep(form, views, state)[0])
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        form = random_form(rng, is_paired=families[0] == "diagonal", is_shared=False)._replace(potential=_OTHERS[name])
+        state = init(form, jax.random.key(seed), *families)
+        views = make_views(form, state.rows, state.columns)
+        trace = [float(bound(form, state.rows, state.columns))]
+        for _ in range(15):
+            state = sweep(form, views, state)
+            trace.append(float(bound(form, state.rows, state.columns)))
+            np.testing.assert_allclose(state.objective, trace[-1], rtol=1e-9)
+        assert np.all(np.diff(trace) >= -1e-9 * np.abs(trace[:-1])), trace
 
 
 @needs_float64

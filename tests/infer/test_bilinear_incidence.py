@@ -63,13 +63,9 @@ def fitted():
     return run({"components": "component"}, tol=1e-8)
 
 
-# With answers of a probit the family of all covariances swings between objectives for ever, and says so.
-swings = pytest.mark.xfail(raises=UserWarning, strict=True, reason="covariance='full' does not converge here")
-
-
 @pytest.mark.thorough
 @needs_float64
-@pytest.mark.parametrize("link", [pytest.param("probit", marks=swings), pytest.param("logit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("link", ["probit", pytest.param("logit", marks=pytest.mark.slow)])
 def test_one_component_is_the_same_as_all_covariances(link):
     """Of one vector of users and no shared utility, with given sides, both families are one."""
 

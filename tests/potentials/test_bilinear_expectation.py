@@ -232,3 +232,23 @@ def test_derivatives_of_softplus_counts():
     eta = jnp.array([-800.0, -60.0, -40.1, -39.0, -20.0, -3.0, 0.0, 2.0, 30.0, 800.0])[:, None]
     for found, wanted in zip(potential.derivatives(eta), Potential.derivatives(potential, eta), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.thorough
+@needs_float64
+def test_directions_without_spread_add_nothing():
+    """One component of ``u`` behind five of ``q`` is one behind a single one, whose root is as long. The other four
+    directions have the spread of rounding, and in some of many factors next to none."""
+    rng, n = np.random.default_rng(0), 4000
+    potential = ProbitPotential(jnp.asarray(rng.integers(0, 2, n)))
+    constant, mean, partner = (jnp.asarray(rng.standard_normal(s)) for s in (n, (n, 1), (n, 1)))
+    covariance = jnp.asarray(rng.uniform(0.01, 0.3, (n, 1, 1)))
+    root = jnp.asarray(rng.standard_normal((n, 1, 5)))
+    length = jnp.linalg.norm(root, axis=-1, keepdims=True)
+    one, other = (
+        jax.jit(expected_bilinear_value)(
+            potential, ProductPredictor(constant, mean, covariance, partner, R, jnp.zeros((n, R.shape[-1])))
+        )
+        for R in (root, length)
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-6)

@@ -100,8 +100,14 @@ def _canonical(predictor: ProductPredictor) -> Canonical:
         spread, rotation = jnp.linalg.eigh(root.swapaxes(-1, -2) @ covariance @ root)
         slope, cross = (jnp.einsum("nrs,nr->ns", rotation, x) for x in (slope, cross))
     spread = jnp.maximum(spread, 0.0)
-    share = jnp.where(spread > 0.0, cross**2 / jnp.where(spread > 0.0, spread, 1.0), 0.0)
-    rest = jnp.maximum(variance - jnp.sum(share, -1), 0.0)
+    # An eigenvalue that is rounding has a share that is noise of any size, and at such a one all shares do the same
+    # as the rest. Together they are at most the variance.
+    floor = spread.shape[-1] * jnp.finfo(spread.dtype).eps * jnp.max(spread, axis=-1, keepdims=True, initial=0.0)
+    is_real = spread > floor
+    share = jnp.where(is_real, cross**2 / jnp.where(is_real, spread, 1.0), 0.0)
+    total = jnp.sum(share, -1)
+    share *= jnp.where(total > variance, variance / jnp.where(total > 0.0, total, 1.0), 1.0)[:, None]
+    rest = jnp.maximum(variance - total, 0.0)
     rest = rest if noise is None else rest + noise
     return Canonical(center, slope, cross, spread, share, rest, rotation)
 

@@ -253,8 +253,14 @@ class Factors(NamedTuple):
                 return CellTerms(value, slope, rate[:, None, None] * (spread + mean[:, :, None] * mean[:, None, :]))
             return CellTerms(value, slope, rate[:, None] * (mean**2 + _diagonal(spread)))
         assert self.potential is not None
-        found = expected_bilinear_log_density(self.potential, pairing.predictor(offset))
+        predictor = pairing.predictor(offset)
+        found = expected_bilinear_log_density(self.potential, predictor)
         precision = found.precision if with_matrix else _diagonal(found.precision)
+        if with_matrix and predictor.is_certain:
+            # Points have no covariance that would say whether components are apart.
+            other = predictor.partner
+            second = self.potential.derivatives(predictor.constant + jnp.sum(predictor.mean * other, -1))[2]
+            precision = -second[:, None, None] * other[:, :, None] * other[:, None, :]
         scale = weight.reshape(-1, *(1,) * (precision.ndim - 1))
         return CellTerms(weight * found.value, weight[:, None] * found.slope, scale * precision)
 
