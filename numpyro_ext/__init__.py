@@ -21,6 +21,7 @@ __all__ = [
     "BilinearEP",
     "BilinearVG",
     "Calibration",
+    "CellSampler",
     "ChunkedFit",
     "ChunkedSVI",
     "CollaborativeFit",

@@ -6,6 +6,7 @@ from .bilinear.engine import BilinearVG
 from .bilinear.grid_search import GridSearch, grid_search
 from .bilinear.hybrid_engine import BilinearEP
 from .bilinear.recommendation import RankingQuality, Recommendations, ranking_quality, recommend_items
+from .bilinear.sampling import CellSampler
 from .calibration import Calibration, calibrate
 from .collaborative.em import collaborative_em
 from .collaborative.fit import CollaborativeFit
@@ -50,6 +51,7 @@ __all__ = [
     "BilinearEP",
     "BilinearVG",
     "Calibration",
+    "CellSampler",
     "ChunkedFit",
     "ChunkedSVI",
     "CollaborativeFit",

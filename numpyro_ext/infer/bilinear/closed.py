@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -11,12 +11,16 @@ from ...potentials.base import Potential
 from ...potentials.families.binary import LogitPotential
 from ...structure.bilinear.reading import BilinearReading
 from ...structure.errors import ModelStructureError
-from .algorithms.quadratic import Bound, Options, Update, Zeros, has_rule
+from .algorithms.quadratic import Bound, Options, Update, has_rule
+from .algorithms.quadratic import Zeros as Tangents
 from .algorithms.quadratic.layout import LayoutKind
 from .algorithms.selection import SelectionRule
 from .algorithms.sweeps import Family
 
-__all__ = ["MAX_CELLS", "ClosedChoice", "has_closed_rule"]
+__all__ = ["MAX_CELLS", "ClosedChoice", "Zeros", "has_closed_rule"]
+
+Zeros = Literal["by_row", "shared", "exact", "sampled"]
+"""Tangents of the bound of unlisted zeros, or draws of cells in the place of sweeps."""
 
 MAX_CELLS = 50_000_000
 """Pairs of a row and a column up to which each unlisted zero may have a tangent of its own, by default."""
@@ -32,6 +36,8 @@ class ClosedChoice(NamedTuple):
     zeros: Zeros = "by_row"
     max_cells: int = MAX_CELLS
     selection: SelectionRule = "learned"
+    measures_draws: bool = False
+    """True if moments of drawn cells are a part of the state."""
 
     def options(self, reading: BilinearReading, families: tuple[Family, Family]) -> Options | None:
         """Static choices for a reading, or ``None`` where steps take the place of closed updates.
@@ -62,7 +68,34 @@ class ClosedChoice(NamedTuple):
                 "at once. Leave update out, or take covariance='diagonal'."
             )
         is_diagonal = reading.has_products_alone and "full" not in families
-        return Options(self.bound, self._layout(reading), is_diagonal, self.update, self.zeros, self.selection)
+        if self.zeros == "sampled" and reading.unlisted_cells == "zero":
+            self._check_drawn(reading, families)
+        tangents = self._tangents(reading)
+        layout = self._layout(reading, tangents)
+        return Options(self.bound, layout, is_diagonal, self.update, tangents, self.selection)
+
+    def _check_drawn(self, reading: BilinearReading, families: tuple[Family, Family]) -> None:
+        if reading.pair_sites is not None:
+            raise ValueError(
+                "zeros='sampled' draws zeros and ones, and the model observes CensoredPairs: leave it out."
+            )
+        if set(families) != {"diagonal"}:
+            raise ValueError(
+                "zeros='sampled' is for independent components on both sides: leave covariance at 'diagonal', or take "
+                "zeros='by_row'."
+            )
+        if not reading.has_products_alone:
+            raise ModelStructureError(
+                f"predictors of '{reading.factor_names[0]}' have components that are in products and in linear terms, "
+                "or products of several, and drawn cells are for others: take zeros='by_row'.",
+                site=reading.factor_names[0],
+            )
+
+    def _tangents(self, reading: BilinearReading) -> Tangents:
+        """Tangents of computed bounds: where cells are drawn the best ones up to the largest number of cells."""
+        if self.zeros != "sampled":
+            return self.zeros
+        return "exact" if _num_pairs(reading) <= self.max_cells else "by_row"
 
     def _check(self, reading: BilinearReading, takes: bool) -> None:
         if not takes:
@@ -86,11 +119,11 @@ class ClosedChoice(NamedTuple):
                 site=reading.factor_names[0],
             )
 
-    def _layout(self, reading: BilinearReading) -> LayoutKind:
+    def _layout(self, reading: BilinearReading, tangents: Tangents) -> LayoutKind:
         rows, columns = (np.asarray(index) for index in reading.index)
         num_rows, num_columns = (len(elements) for elements in reading.elements)
-        num_pairs = num_rows * num_columns
-        if reading.unlisted_cells == "zero" and self.zeros == "exact":
+        num_pairs = _num_pairs(reading)
+        if reading.unlisted_cells == "zero" and tangents == "exact":
             if num_pairs > self.max_cells:
                 raise ValueError(
                     f"zeros='exact' visits all {num_rows} x {num_columns} = {num_pairs} pairs, more than max_cells="
@@ -102,6 +135,11 @@ class ClosedChoice(NamedTuple):
             return "tiles"
         counts = np.bincount(rows.astype(np.int64) * num_columns + columns, minlength=num_pairs)
         return "grid" if counts.max() <= 1 else "tiles"
+
+
+def _num_pairs(reading: BilinearReading) -> int:
+    num_rows, num_columns = (len(elements) for elements in reading.elements)
+    return num_rows * num_columns
 
 
 def has_closed_rule(kind: Potential, bound: Bound) -> bool:

@@ -25,6 +25,7 @@ from .algorithms.cells import Block, View
 from .algorithms.incidence import CoupledBlock, SideBlock, draw_side, step_sizes, touched
 from .algorithms.quadratic import ClosedUpdates, Options, fold_closed, with_side
 from .algorithms.schedules.devices import Division, OneDevice, Prepared, SeveralDevices
+from .algorithms.schedules.draws import first_moments
 from .algorithms.schedules.loop import fit_side, iterate
 from .algorithms.selection import draw_shares
 from .closed import ClosedChoice
@@ -119,7 +120,10 @@ class BilinearPrograms:
 
     def _init_state(self, data: Sequence[object], hyper: dict[str, Array], rng_key: Array | None = None) -> core.State:
         key = jax.random.key(0) if rng_key is None else rng_key
-        return core.init(self._reading.form(hyper, data), key, *self.families)
+        state = core.init(self._reading.form(hyper, data), key, *self.families)
+        if self._choice is None or not self._choice.measures_draws:
+            return state
+        return state._replace(moments=(first_moments(state.rows), first_moments(state.columns)))
 
     def prepare(
         self, data: Any, fixed: dict[str, Array], values: Array

@@ -27,6 +27,7 @@ from .selection import Selected, first_selected
 from .steps import block_objective, divergence, step_side
 
 __all__ = [
+    "DrawMoments",
     "Family",
     "Info",
     "State",
@@ -70,6 +71,19 @@ class State(NamedTuple):
     """Posterior of the common unknowns of the form, as one vector with a full covariance, where there are any."""
     selected: Selected | None = None
     """Posterior of the selection of rows and columns, where pairs are censored."""
+    moments: tuple[DrawMoments, DrawMoments] | None = None
+    """Moments of the estimates from one drawn cell, of rows and of columns, where these choose how many are drawn."""
+
+
+class DrawMoments(NamedTuple):
+    """Running moments of what one drawn cell estimates of each vector of a side."""
+
+    first: Array
+    """Shape ``(num, 2 size)``: linear terms, then precisions."""
+    second: Array
+    """Means of squares."""
+    number: Array
+    """Draws so far, shape ``(num,)``."""
 
 
 class Info(NamedTuple):
