@@ -12,7 +12,7 @@ from scipy import stats
 from numpyro_ext.infer import BilinearVG, CellSampler
 from numpyro_ext.infer.bilinear.algorithms import sweeps as core
 from numpyro_ext.infer.bilinear.algorithms.cells import Block
-from numpyro_ext.infer.bilinear.algorithms.schedules.draws import (
+from numpyro_ext.infer.bilinear.algorithms.quadratic.draws import (
     Cells,
     Problem,
     best_common,

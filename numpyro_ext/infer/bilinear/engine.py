@@ -31,7 +31,7 @@ from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import sweeps as core
 from .algorithms.quadratic import Bound, Update
-from .algorithms.schedules.draws import first_step
+from .algorithms.quadratic.draws import first_step
 from .algorithms.selection import SelectionRule
 from .answers import BilinearAnswers
 from .closed import MAX_CELLS, ClosedChoice, Zeros, has_closed_rule
@@ -144,7 +144,7 @@ class BilinearVG(BilinearAnswers):
         twice the standard error, while the number of minibatches doubled.
     :param str sampler: probabilities of ``zeros="sampled"``: ``"uniform"``, ``"balanced"`` (ones and zeros alike) or
         ``"biased"`` (zeros of rows and columns with many ones); see :class:`~numpyro_ext.infer.CellSampler`.
-    :param batch_size: cells of a minibatch, of which ``num_steps`` are made at most; ``"auto"`` finds a size that
+    :param batch_size: cells of a minibatch, drawn for each side anew; ``num_steps`` are made at most. ``"auto"`` finds a size that
         estimates the posterior of a vector to the accuracy of its own size in the mean (equations 5.24 to 5.26 there),
         from one to twenty cells for each vector of the longer side.
     :param int max_cells: pairs of a row and a column up to which ``zeros="exact"`` is taken, and up to which the

@@ -24,8 +24,8 @@ from .algorithms import sweeps as core
 from .algorithms.cells import Block, View
 from .algorithms.incidence import CoupledBlock, SideBlock, draw_side, step_sizes, touched
 from .algorithms.quadratic import ClosedUpdates, Options, fold_closed, with_side
+from .algorithms.quadratic.draws import first_moments
 from .algorithms.schedules.devices import Division, OneDevice, Prepared, SeveralDevices
-from .algorithms.schedules.draws import first_moments
 from .algorithms.schedules.loop import fit_side, iterate
 from .algorithms.selection import draw_shares
 from .closed import ClosedChoice

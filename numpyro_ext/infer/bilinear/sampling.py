@@ -18,7 +18,7 @@ from ..front.results import Diagnostics
 from ..front.running.chunks import run_in_chunks
 from ..front.state import EngineState, Fit
 from ..hyper.space import UnconstrainedSpace
-from .algorithms.schedules.draws import Cells, Problem, bound_values, first_step, minibatches
+from .algorithms.quadratic.draws import Cells, Problem, bound_values, first_step, minibatches
 from .algorithms.sweeps import State
 from .programs import BilinearPrograms, explain
 
@@ -308,7 +308,7 @@ def fit_sampled(
                 f"{number} of {step.size} {name} were in no cell that was drawn: their posterior is the start."
             )
     messages.append(
-        f"{drawn} cells were drawn in {found.num_steps - before} minibatches. The trace has estimates of the bound "
+        f"{drawn} cells were drawn for each side in {found.num_steps - before} minibatches. The trace has estimates of the bound "
         f"after each {_EVERY} of these, with a standard error of {spread:.3g} at the end; log_evidence is computed."
     )
     prepared = programs.prepare(data, fixed, space.initial())[0]
