@@ -144,9 +144,9 @@ class BilinearVG(BilinearAnswers):
         twice the standard error, while the number of minibatches doubled.
     :param str sampler: probabilities of ``zeros="sampled"``: ``"uniform"``, ``"balanced"`` (ones and zeros alike) or
         ``"biased"`` (zeros of rows and columns with many ones); see :class:`~numpyro_ext.infer.CellSampler`.
-    :param batch_size: cells of a minibatch, drawn for each side anew; ``num_steps`` are made at most. ``"auto"`` finds a size that
-        estimates the posterior of a vector to the accuracy of its own size in the mean (equations 5.24 to 5.26 there),
-        from one to twenty cells for each vector of the longer side.
+    :param batch_size: cells of a minibatch, drawn for each side anew; ``num_steps`` are made at most. ``"auto"`` finds
+        a size from the moments of the draws, at which the estimates of a vector have errors of about their own size in
+        the mean, from one to twenty cells for each vector of the longer side. Small minibatches are noisy at first.
     :param int max_cells: pairs of a row and a column up to which ``zeros="exact"`` is taken, and up to which the
         evidence of ``zeros="sampled"`` has a tangent for each zero, beyond one for each row.
     :param str selection: of rows and columns in the pairs that :class:`~numpyro_ext.distributions.CensoredPairs` does
