@@ -43,10 +43,10 @@ def main() -> None:
         "",
         f"BMS-WebView-2, {num_rows} × {_NUM_COLUMNS}, {rows.size} ones, rank {_RANK} with biases and an intercept, "
         "`float64`. CPU seconds of a run whose programs are compiled: reading, steps, estimates of the bound, and for "
-        "drawn cells the bound with a tangent for each zero at the end; that of `by_row` has a tangent for each row. Its change is that of the last sweep, or of the last half of "
-        "the minibatches, relative to itself.",
+        "drawn cells the bound with a tangent for each zero at the end; that of `by_row` has a tangent for each row. "
+        "Its change is that of the last sweep, or of the last half of the minibatches, relative to itself.",
         "",
-        "| fit | steps | cells drawn for each side | recall@10 | bound / 1000 | its change | CPU s | NumPy prototypes |",
+        "| fit | steps | cells drawn | recall@10 | bound / 1000 | its change | CPU s | NumPy prototype |",
         "|---|---|---|---|---|---|---|---|",
     ]
     elsewhere = {"by_row": ".312", "exact": ".332 (21 s)", "balanced": ".301 (17 s, 3.6·10⁶ draws)", "biased": ".16"}

@@ -144,7 +144,7 @@ class BilinearVG(BilinearAnswers):
         twice the standard error, while the number of minibatches doubled.
     :param str sampler: probabilities of ``zeros="sampled"``: ``"uniform"``, ``"balanced"`` (ones and zeros alike) or
         ``"biased"`` (zeros of rows and columns with many ones); see :class:`~numpyro_ext.infer.CellSampler`.
-    :param batch_size: cells of a minibatch, drawn for each side anew; ``num_steps`` are made at most. ``"auto"`` finds
+    :param batch_size: cells of a minibatch, of which ``num_steps`` are made at most. ``"auto"`` finds
         a size from the moments of the draws, at which the estimates of a vector have errors of about their own size in
         the mean, from one to twenty cells for each vector of the longer side. Small minibatches are noisy at first.
     :param int max_cells: pairs of a row and a column up to which ``zeros="exact"`` is taken, and up to which the

@@ -308,7 +308,7 @@ def fit_sampled(
                 f"{number} of {step.size} {name} were in no cell that was drawn: their posterior is the start."
             )
     messages.append(
-        f"{drawn} cells were drawn for each side in {found.num_steps - before} minibatches. The trace has estimates of "
+        f"{drawn} cells were drawn in {found.num_steps - before} minibatches. The trace has estimates of "
         f"the bound after each {_EVERY} of these, with a standard error of {spread:.3g} at the end; log_evidence is "
         "computed."
     )

@@ -7,8 +7,9 @@ A minibatch of drawn cells estimates the best natural parameters of each vector,
 
 with the parabola :math:`\kappa a - c a^2 / 2` of a cell at its best tangent and the mean :math:`\mu` of its predictor.
 Vectors that were drawn move by a share :math:`(1 + t)^{-0.7}` towards the mean of their estimates, where ``t`` counts
-their moves. The common unknowns move first, then the columns and the rows. Each of these has draws of its own: on the
-cells that the others have moved by, estimates would be biased.
+their moves. Estimates are unbiased on cells that know nothing of the state. As in the source, the common unknowns, the
+columns and then the rows move on the same cells, so that the later moves have a bias, which goes to zero with the
+steps: with draws of its own for each move the bound of a matrix of 2000 x 1000 after as many draws was a third lower.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _MOST = 20
 """Draws of the first minibatch and of the largest, per vector of the longer side."""
 
 Draws = tuple[Array, Array | int, int]
-"""Draws for one move: their key, the number of chunks, and the draws of a chunk."""
+"""Draws of a minibatch: their key, the number of chunks, and the draws of a chunk."""
 
 
 class Cells(NamedTuple):
@@ -148,7 +149,7 @@ def _see(problem: Problem, state: State, side: Side, cells: Cells) -> _Seen:
 
 
 def _over_chunks(drawer: Drawer, draws: Draws, visit: Any, start: Any) -> Any:
-    """``visit(sums, cells)`` over chunks of draws."""
+    """``visit(sums, cells)`` over chunks of draws, the same ones for the same key."""
     key, num_chunks, size = draws
 
     def step(chunk: Array, sums: Any) -> Any:
@@ -192,7 +193,8 @@ class BestVectors(NamedTuple):
 def best_vectors(
     problem: Problem, state: State, side: Side, drawer: Drawer, draws: Draws, *, with_squares: bool = False
 ) -> BestVectors:
-    """Best vectors of one side, all else being held. Those of vectors that were drawn are unbiased."""
+    """Best vectors of one side, all else being held: unbiased for those that were drawn, on draws that
+    the state does not depend on."""
     own: Block = getattr(state, side)
     prior: GaussianSide = getattr(problem, side)
     num, size = own.mean.shape
@@ -282,9 +284,9 @@ def minibatches(
     :param key: of the run: each minibatch has its own by its number.
     :param done: minibatches before these.
     :param number: of minibatches.
-    :param batch_size: draws of each for every move, rounded up to whole chunks; with moments of the first of a run.
+    :param batch_size: draws of each, rounded up to whole chunks; with moments of the first of a run.
     :param int chunk: cells that are drawn at once.
-    :return: the state, and the number of cells drawn for every move.
+    :return: the state, and the number of cells drawn.
 
     Cost: per drawn cell linear in the rank.
     """
@@ -297,16 +299,15 @@ def minibatches(
             wanted = jnp.clip(wanted_size(state.moments, drawer), least, _MOST * least)
             size = jnp.where(count > 0, wanted, _FIRST * least)
         num_chunks = jnp.ceil(size / chunk).astype(int)
-        of_common, *keys = jax.random.split(jax.random.fold_in(key, count), 3)
-        column_draws, row_draws = ((key, num_chunks, chunk) for key in keys)
+        draws = jax.random.fold_in(key, count), num_chunks, chunk
         if state.common is not None:
-            best = best_common(problem, state, drawer, (of_common, num_chunks, chunk))
+            best = best_common(problem, state, drawer, draws)
             state = state._replace(common=_mixed(state.common, best, (2.0 + count) ** -_DECAY))
         measures = state.moments is not None
-        of_columns = best_vectors(problem, state, "columns", drawer, column_draws, with_squares=measures)
+        of_columns = best_vectors(problem, state, "columns", drawer, draws, with_squares=measures)
         columns, column_step = move_vectors(state.columns, state.column_step, of_columns)
         state = state._replace(columns=columns, column_step=column_step)
-        of_rows = best_vectors(problem, state, "rows", drawer, row_draws, with_squares=measures)
+        of_rows = best_vectors(problem, state, "rows", drawer, draws, with_squares=measures)
         rows, row_step = move_vectors(state.rows, state.row_step, of_rows)
         state = state._replace(rows=rows, row_step=row_step)
         if state.moments is not None:
