@@ -58,7 +58,7 @@ def test_draws_have_their_probabilities(scheme):
     """A million draws by chi-square, and what is said of each."""
     number, sampler = 1_000_000, sampler_of(scheme)
     cells = jax.jit(CellSampler.draw, static_argnums=2)(sampler, random.key(0), number)
-    p = probabilities(sampler)
+    p = probabilities(sampler).astype(float)
     counts = np.bincount(np.asarray(cells.rows) * M + np.asarray(cells.columns), minlength=L * M)
     assert stats.chisquare(counts, number * (p / p.sum()).ravel()).pvalue > 1e-3
     few = Cells(*(np.asarray(x)[:1000] for x in cells))
