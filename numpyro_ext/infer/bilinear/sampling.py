@@ -80,8 +80,8 @@ class CellSampler:
         >>> from numpyro_ext.infer import CellSampler
         >>> sampler = CellSampler.of([0, 0, 2], [0, 3, 1], num_rows=3, num_cols=4, scheme="balanced")
         >>> cells = sampler.draw(jax.random.key(0), 1000)
-        >>> print(cells.value.mean().round(1), cells.p[cells.value == 0][0].round(4), sampler.p_row.round(3))
-        0.5 0.0556 [0.444 0.222 0.333]
+        >>> print(cells.value.mean().round(1), cells.p[cells.value == 0][0].round(4), sampler.p_row.tolist())
+        0.5 0.0556 [0.444, 0.222, 0.333]
     """
 
     rows: Array
