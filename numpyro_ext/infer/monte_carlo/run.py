@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +16,9 @@ from numpyro.primitives import Messenger
 from ...structure.model.running.inspection import SiteInfo
 from ..front.answers.model_draws import predictive_draws
 from ..front.answers.sites import PosteriorSites, SitePosterior
-from ..front.files.archive import Content, read_archive, write_archive
 from ..front.labels import Labels
 from ..front.results import Diagnostics, LogEvidence
+from .more_rows import MoreRows
 from .steps import Particles, Programs, StepInfo
 from .target import Target
 
@@ -31,12 +29,7 @@ __all__ = [
     "SMCState",
     "impossible_data",
     "no_history",
-    "read_state",
-    "resumed_state",
     "record",
-    "state_content",
-    "state_of",
-    "write_state",
 ]
 
 MOST_STEPS = 10_000
@@ -151,6 +144,11 @@ class SMCRun:
         return LogEvidence(float(self.state.particles.log_evidence), False, kind, error)
 
     @cached_property
+    def more_rows(self) -> MoreRows:
+        """Arguments of updates in arrays that seldom grow; handed on from run to run."""
+        return MoreRows(self.target.model)
+
+    @cached_property
     def weights(self) -> Array:
         log_weights = np.asarray(self.state.particles.log_weights)
         weights = np.exp(log_weights - log_weights.max())
@@ -207,7 +205,7 @@ class SMCRun:
     @cached_property
     def log_densities(self) -> Array:
         """Log densities of the draws."""
-        return self.programs.log_density(self._samples[1], self.target.data)
+        return jnp.add(*self.programs.levels(self._samples[1], self.target.data))
 
     @cached_property
     def _samples(self) -> tuple[dict[str, Array], Array]:
@@ -334,66 +332,3 @@ def impossible_data(programs: Programs, target: Target, particles: Particles) ->
         f"No particle explains the data: every one of {alive.sum()} has some observation of likelihood zero, though no "
         "observation rules out all of them. Take more particles, path='data', or a prior nearer to the data."
     )
-
-
-def state_content(state: SMCState) -> Content:
-    """State as plain containers."""
-    return {
-        "particles": jax.tree.map(np.asarray, state.particles)._asdict(),
-        "history": dict(state.history),
-        "stage": state.stage,
-        "digest": state.digest,
-    }
-
-
-def state_of(content: Mapping[str, Any]) -> SMCState:
-    """From :func:`state_content`.
-
-    :raises ValueError: if it was written by another version.
-    """
-    if set(content["particles"]) != set(Particles._fields):
-        raise ValueError("The file holds a run of SMC by another version of numpyro_ext: run again.")
-    particles = Particles(**{name: jnp.asarray(value) for name, value in content["particles"].items()})
-    return SMCState(particles, dict(content["history"]), int(content["stage"]), str(content["digest"]))
-
-
-def write_state(path: str | os.PathLike[str], state: SMCState) -> None:
-    """Write a state; the file is whole at every moment."""
-    write_archive(path, {"smc_state": state_content(state)})
-
-
-def read_state(path: str | os.PathLike[str]) -> SMCState:
-    """The state in a file.
-
-    :raises ValueError: if the file is damaged or no checkpoint of SMC.
-    """
-    content = read_archive(path)
-    if "smc_state" not in content:
-        raise ValueError(f"{os.fspath(path)!r} is no checkpoint of SMC: give another path.")
-    return state_of(content["smc_state"])
-
-
-def resumed_state(
-    digest: str,
-    shape: tuple[int, int],
-    init_state: SMCState | None,
-    checkpoint: str | os.PathLike[str] | None,
-) -> SMCState | None:
-    """State to go on from, if there is one: that of a checkpoint, or the given one.
-
-    :param str digest: of the run.
-    :param shape: of its particles.
-    :raises TypeError: if what is given is no state.
-    :raises ValueError: if the state is of another run.
-    """
-    if init_state is not None and not isinstance(init_state, SMCState):
-        raise TypeError(f"init_state must be the last_state of an earlier run, got {type(init_state).__name__}.")
-    state = init_state
-    if checkpoint is not None and Path(checkpoint).exists():
-        state = read_state(checkpoint)
-    if state is not None and (state.digest != digest or state.particles.vectors.shape != shape):
-        raise ValueError(
-            "The state is of a run on other data, with another key or with other options; leave it out, or remove "
-            "the checkpoint."
-        )
-    return state

@@ -18,21 +18,11 @@ from ..front.options import check_at_least, check_one_of, plain_number
 from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest
 from .answers import Answers, shapes
+from .checkpoints import resumed_state, state_content, state_of, write_state
 from .moves import AnyKernel, Movement, kernel_for
 from .program import SMCProgram, read_changing
-from .run import (
-    MOST_STEPS,
-    SMCRun,
-    SMCState,
-    impossible_data,
-    no_history,
-    record,
-    resumed_state,
-    state_content,
-    state_of,
-    write_state,
-)
-from .steps import Ladder, PathName, Programs, divided
+from .run import MOST_STEPS, SMCRun, SMCState, impossible_data, no_history, record
+from .steps import Compiled, Ladder, PathName, Programs, divided
 from .target import Target
 from .verification import check_target, refuse_other_priors
 
@@ -214,8 +204,9 @@ class SMC(Answers, KeptRun):
         """Take in other data of the same model: more rows, another mask, larger counts.
 
         The particles are weighed by what the likelihood has changed by; where that leaves too few of them, they are
-        led there by steps. Priors may not depend on what changes. Arrays of the same shapes compile nothing, so data
-        that come bit by bit are best given in arrays of full length with a mask.
+        led there by steps. Priors may not depend on what changes. Arrays of the same shapes compile nothing. Arrays
+        that have more rows are filled up to a power of two and masked, so that updates compile once for each doubling;
+        where rows depend on each other, or are in lists, each number of rows compiles.
 
         Ctrl-C leaves the posterior before; the same update again goes on where it was stopped.
 
@@ -233,12 +224,15 @@ class SMC(Answers, KeptRun):
         key = run.rng_key if rng_key is None else rng_key
         check_key(key)
         target = run.target.with_arguments(args, kwargs)
-        programs = run.programs if target.shares_programs_with(run.target) else self._programs_of(target)
         if target.size != run.target.size or list(target.sites) != list(run.target.sites):
             raise ValueError(
                 f"The latent sites are others with these arguments: {shapes(target)}, before {shapes(run.target)}."
             )
-        self._check_prior(run, programs, target)
+        programs, start, end = self._way(run, target)
+        if not end.target.has_prior_of(start.target):
+            vectors = run.state.particles.vectors
+            before, after = (part.programs.priors(vectors, part.target.data) for part in (start, end))
+            refuse_other_priors(target.sites, before, after, vectors.dtype)
         digest = f"{run.state.digest} {self._digest(target, key)}"
         state = resumed_state(digest, (self.num_particles, target.size), None, checkpoint)
         if state is None and self._stopped is not None and self._stopped.digest == digest:
@@ -247,7 +241,7 @@ class SMC(Answers, KeptRun):
             position: Any = np.zeros((), run.state.particles.position.dtype)
             particles = run.state.particles._replace(position=position)
             state = run.state._replace(particles=particles, digest=digest, stage=run.state.stage + 1)
-        state = self._go(key, state, programs, target, (run.programs, run.target.data), checkpoint)
+        state = self._go(key, state, *end, (start.programs, start.target.data), checkpoint)
         if not state.is_at_end:
             self._stopped = state
             warn(
@@ -256,7 +250,21 @@ class SMC(Answers, KeptRun):
             )
             return
         state = state._replace(digest=self._digest(target, run.rng_key))
-        self._keep(SMCRun(programs, target, state, run.rng_key, self.num_samples), run.labels)
+        updated = SMCRun(programs, target, state, run.rng_key, self.num_samples)
+        updated.more_rows = run.more_rows
+        self._keep(updated, run.labels)
+
+    def _way(self, run: SMCRun, target: Target) -> tuple[Programs, Compiled, Compiled]:
+        """Programs of a target after an update, and those that start and end the way there."""
+        is_shared = target.shares_programs_with(run.target)
+        filled = run.more_rows.targets(run.target, target)
+        if filled is not None:
+            steps = self._programs_of(filled.after)
+            programs = run.programs if is_shared else Programs(target, steps.ladder)
+            if run.more_rows.are_same(filled, steps, programs, target, run.state.particles):
+                return programs, Compiled(steps, filled.before), Compiled(steps, filled.after)
+        own = Compiled(run.programs if is_shared else self._programs_of(target), target)
+        return own.programs, Compiled(run.programs, run.target), own
 
     def ladder(self, target: Target) -> Ladder:
         """Ladder that the options give for a model."""
@@ -271,11 +279,10 @@ class SMC(Answers, KeptRun):
 
     def _programs_of(self, target: Target) -> Programs:
         ladder = self.ladder(target)
-        for programs in _RECENT:
-            if programs.ladder == ladder and programs.target.shares_programs_with(target):
-                return programs
-        _RECENT.append(Programs(target, ladder))
-        return _RECENT[-1]
+        found = (p for p in _RECENT if p.ladder == ladder and p.target.shares_programs_with(target))
+        if (programs := next(found, None)) is None:
+            _RECENT.append(programs := Programs(target, ladder))
+        return programs
 
     def _go(
         self,
@@ -318,14 +325,6 @@ class SMC(Answers, KeptRun):
             warn(f"SMC: {message}")
         if not run.diagnostics.converged:
             warn(f"SMC did not end well. {' '.join(run.diagnostics.messages)}")
-
-    def _check_prior(self, run: SMCRun, programs: Programs, target: Target) -> None:
-        """Refuse arguments with which the particles would have another prior."""
-        if target.has_prior_of(run.target):
-            return
-        vectors = run.state.particles.vectors
-        before, after = run.programs.priors(vectors, run.target.data), programs.priors(vectors, target.data)
-        refuse_other_priors(target.sites, before, after, vectors.dtype)
 
     # Pure functions
 

@@ -28,7 +28,7 @@ from .weights import (
     shares,
 )
 
-__all__ = ["Ladder", "Particles", "PathName", "Programs", "StepInfo", "divided"]
+__all__ = ["Compiled", "Ladder", "Particles", "PathName", "Programs", "StepInfo", "divided"]
 
 PathName = Literal["tempered", "data"]
 _MOST_AT_ONCE = 2**23
@@ -326,9 +326,9 @@ class Programs:
         return self._mapped(lambda x, data: self.target.densities(x, data).log_likelihood)
 
     @cached_property
-    def log_density(self) -> Callable[..., Array]:
-        """Log prior plus log likelihood."""
-        return self._mapped(lambda x, data: self.target.log_prior(x, data) + self.target.log_likelihood(x, data))
+    def levels(self) -> Callable[..., tuple[Array, Array]]:
+        """Log prior and log likelihood."""
+        return self._mapped(lambda x, data: (self.target.log_prior(x, data), self.target.log_likelihood(x, data)))
 
     @cached_property
     def constrained(self) -> Callable[..., dict[str, Array]]:
@@ -342,6 +342,13 @@ class Programs:
             return lax.map(lambda x: function(x, data), vectors, batch_size=self._batch_size(len(vectors), data))
 
         return quick_jit(run)
+
+
+class Compiled(NamedTuple):
+    """Compiled functions, and the target whose data they are given."""
+
+    programs: Programs
+    target: Target
 
 
 def divided(keys: Array, devices: Sequence[jax.Device] | None) -> Array:
