@@ -95,7 +95,7 @@ def optimise_design(
     :return: the point, with its score. Interrupted (Ctrl-C), the best so far with a warning.
     :raises ValueError: for bounds that are none, starts outside them, an argument that has no row for each
         observation, or a score that asks for more than outcomes: which, and what to do.
-    :raises NotJoined: if the field does not cover new inputs; see ``engine.predict``.
+    :raises ValueError: if the field does not cover new inputs; see ``engine.predict``.
     """
     check_at_least(1, size=size, num_starts=num_starts, num_raw=num_raw, num_steps=num_steps)
     run = engine._finished() if isinstance(engine, Engine) else None

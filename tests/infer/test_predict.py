@@ -442,9 +442,11 @@ def conditioned(x):
 
 
 REFUSED = {
-    "standardised": (LaplaceApproximation, standardised, (X, Y), (NEW_X,), r"12 predictors of the fit 12 have changed"),
-    "values": (LaplaceApproximation, standardised_values, (X, Y), (NEW_X,), "belongs to 'y'.*their factors are others"),
-    "domain": (LaplaceApproximation, domain_of_data, (X, Y), (3 * NEW_X,), r"move by up to .* ends of a basis"),
+    "standardised": (LaplaceApproximation, standardised, (X, Y), (NEW_X,),
+                     "12 of the 12 predictors of the fit have changed"),
+    "values": (LaplaceApproximation, standardised_values, (X, Y), (NEW_X,),
+               "belongs to 'y'.*their likelihoods are others"),
+    "domain": (LaplaceApproximation, domain_of_data, (X, Y), (3 * NEW_X,), r"differ by up to .* ends of a basis"),
     "kernel": (LaplaceApproximation, kernel_of_data, (X, COUNTS), (3 * NEW_X,), r"as x - x.mean\(\).*outside"),
     "fixed": (LaplaceApproximation, fixed_size, (GROUP, X, Y), (NEW_GROUP, NEW_X),
               "'b' is indexed out of range.*first 3, .*length 3"),

@@ -153,7 +153,8 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
 
         :param str var_name: the observed site, where there are several.
         :return: an ``arviz.ELPDData`` with pointwise values, to be printed or given to ``arviz.compare``; masked
-            observations score zero, as there.
+            observations score zero, as there. Its first line is ArviZ's own and counts the engine's draws, none of
+            which are used.
         :raises ValueError: if there is no such site, or its observations cannot be left out one by one.
         :raises FloatingPointError: if an observation has no proper cavity.
         """

@@ -51,9 +51,9 @@ def warn_of_points(diagnostics: Diagnostics, space: UnconstrainedSpace, engine: 
     scales = [name for name in diagnostics.edges if not _is_bounded(space.sites[name])]
     if scales:
         parts.append(
-            f"{_listed([repr(name) for name in scales])} ended at the edge of the support: what it scales "
-            "has next to no variance in this posterior, which says that the data prefer none, not that it is known to "
-            "be none. Give a prior that keeps away from the edge, or a value (hyper_values)."
+            f"{_listed([repr(name) for name in scales])} ended at the edge of the support. The data do not "
+            "need what it scales, which does not mean that there is none. Give a prior that keeps away from the edge, "
+            "or a value (hyper_values)."
         )
     if parts:
         warn(f"{engine}: " + " ".join(parts))

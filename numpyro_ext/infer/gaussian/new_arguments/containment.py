@@ -80,8 +80,8 @@ def check_contained(reading: LatentGaussianReading, before: Any, after: Any) -> 
     if not bad.size:
         return
     what = (
-        f"The model on old and new arguments together is not the one that was fitted: of the {mean.size} predictors of "
-        f"the fit {bad.size} have changed (the first belongs to {_site_of(reading, int(bad[0]))!r}), and "
+        f"The model on old and new arguments together is not the one that was fitted: {bad.size} of the {mean.size} "
+        f"predictors of the fit have changed (the first belongs to {_site_of(reading, int(bad[0]))!r}), and "
     )
     if not np.all(np.isfinite(new_mean) & np.isfinite(new_variance)):
         raise NotJoined(
@@ -90,12 +90,13 @@ def check_contained(reading: LatentGaussianReading, before: Any, after: Any) -> 
         )
     if np.any(is_moved | is_other):
         ratio = np.sqrt(np.max(new_variance[bad] / np.maximum(variance[bad], np.finfo(mean.dtype).tiny)))
-        what += f"their means move by up to {np.max(moved):.2g} deviations, and these by a factor of {ratio:.2g}"
+        what += f"their means differ by up to {np.max(moved):.2g} standard deviations"
+        what += f", which are {ratio:.2g} times as large" if np.any(is_other) else ""
     else:
-        what += "their factors are others"
+        what += "their likelihoods are others"
     raise NotJoined(
-        f"{what}. A model does so that computes something of all inputs, as x - x.mean(), the ends of a basis, or the "
-        f"scale of a kernel: compute it outside and give the model the result. {ADVICE}"
+        f"{what}. The model computes something from all rows, such as x - x.mean(), the ends of a basis or the scale "
+        f"of a kernel: compute it outside and give the model the result. {ADVICE}"
     )
 
 
