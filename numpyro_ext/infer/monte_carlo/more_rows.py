@@ -10,6 +10,7 @@ import numpy as np
 from jax import Array
 from numpyro.primitives import Messenger
 
+from ...structure.model.running.recording import log_fault
 from ...structure.model.verification import tolerance_of_densities
 from .steps import Particles, Programs
 from .target import Target
@@ -76,7 +77,8 @@ class MoreRows:
                 self._target = Target(self, after.rng_key, args, {}, after.given)
             self._target = self._target.with_arguments(args, {})
             found = FilledTargets(self._target.with_arguments(filled(old, number_before), {}), self._target)
-        except Exception:  # whatever a model does on arrays of another length: updates then compile for each
+        except Exception:  # whatever a model does on arrays of another length
+            log_fault("The model does not run on filled arrays, and updates compile for each number of rows")
             self._is_given_up = True
             return None
         is_alike = found.after.shapes == after.shapes and found.after.shares_programs_with(found.before)
