@@ -47,9 +47,9 @@ def other_maxima(
         f"{_where(at_best, hyper(end.values))} ({height - float(end.best.objective):.2g} lower)" for end in far
     )
     return (
-        f"Searches from other starts ended at other stationary points of the log evidence: {found}. The answers are "
-        "those around the highest alone. Give a prior that decides between them, or weigh fits from init_values at "
-        "each by their log_evidence."
+        f"Searches from other starts ended at other stationary points of the log evidence: {found}. Answers are those "
+        "around the highest, and of others that points of the integration reach. Give a prior that decides between "
+        "them, or weigh fits from init_values at each by their log_evidence."
     )
 
 
