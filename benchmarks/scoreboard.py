@@ -93,7 +93,7 @@ def _told(engine: Any, reference: Mapping[str, Mapping[str, float]]) -> Entry:
 
 
 def is_lost(entry: Entry) -> bool:
-    """Whether a fit is refused, has not converged, or is too far from the reference."""
+    """True if a fit is refused, has not converged, or is too far from the reference."""
     if "refused" in entry:
         return True
     is_near = abs(entry["gap"]) <= LARGEST_GAP and 1 / LARGEST_RATIO <= entry["ratio"] <= LARGEST_RATIO
@@ -101,7 +101,7 @@ def is_lost(entry: Entry) -> bool:
 
 
 def is_told(entry: Entry) -> bool:
-    """Whether something other than the reference says that a fit is poor."""
+    """True if something other than the reference says that a fit is poor."""
     return not entry["converged"] or bool(entry["messages"]) or entry.get("agreement") == "off"
 
 

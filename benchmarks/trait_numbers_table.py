@@ -1,4 +1,4 @@
-"""How many traits the IPIP-50 has: ``python -m benchmarks.trait_numbers_table WORK`` writes the table.
+"""Number of traits of the IPIP-50: ``python -m benchmarks.trait_numbers_table WORK`` writes the table.
 
 Experiments of Houlsby (2014, sections 8.3 and 8.4) on open data: 500 and 5000 people, 80 % of whose answers are there
 to learn from; factor analysis (GFA) with 1 to 20 traits by ``variational_em``, with the loadings of the five scales
@@ -115,8 +115,9 @@ def _fitted(table: np.ndarray, loadings: np.ndarray, learn: Sequence[Any]) -> tu
         weights=jnp.ones(len(table)),
     )
     found = variational_em(rows, learn=tuple(learn), num_steps=NUM_STEPS, progress_bar=False)
-    scale = np.asarray(found.rows.potentials[0].scale)  # type: ignore[attr-defined]
-    return np.asarray(found.rows.loadings), scale**2, float(found.objective_trace[-1])
+    (noise,) = found.rows.potentials
+    assert isinstance(noise, GaussianPotential)
+    return np.asarray(found.rows.loadings), np.asarray(noise.scale) ** 2, float(found.objective_trace[-1])
 
 
 def _probabilities(means: np.ndarray, table: np.ndarray, a: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -221,7 +222,7 @@ def _row(number: int, what: str, found: str, is_so: bool) -> str:
 
 
 def _signs(scores: pd.DataFrame, number: int) -> list[str]:
-    """What the scores say of the findings of the thesis."""
+    """Rows that hold the findings of the thesis against the scores."""
     dimensions, gfa, wide = _gfa(scores)
     mean = scores.groupby("model", sort=False).mean(numeric_only=True)
     peak = dimensions[int(gfa["test"].to_numpy().argmax())]

@@ -17,7 +17,7 @@ _SIZE = 1024
 
 _Made = TypeVar("_Made")
 _Value = TypeVar("_Value")
-_kept: OrderedDict[Hashable, Any] = OrderedDict()
+_kept: OrderedDict[tuple[Hashable, ...], Any] = OrderedDict()
 _counts: Counter[str] = Counter()
 
 
@@ -75,12 +75,12 @@ def shared(make: Callable[..., _Made], *static: Hashable | Structured, **options
 
 def clear(*makes: Callable[..., object]) -> None:
     """Forget what these functions made, or all entries if none is named."""
-    for key in [key for key in _kept if not makes or key[0] in makes]:  # type: ignore[index]
+    for key in [key for key in _kept if not makes or key[0] in makes]:
         del _kept[key]
 
 
 def counts() -> dict[str, int]:
-    """How often each function has made an entry in this process, by its full name."""
+    """Number of entries that each function has made in this process, by its full name."""
     return dict(_counts)
 
 

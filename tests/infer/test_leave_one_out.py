@@ -143,7 +143,7 @@ def test_categories_are_left_out_with_all_their_predictors(engine, tolerance):
 @pytest.mark.thorough
 @pytest.mark.parametrize("engine", [EP, VariationalGaussian, LaplaceApproximation])
 def test_influential_observations_are_left_out_of_fits(engine):
-    """As many unknowns as half of the observations: each is masked, and all others fitted afresh."""
+    """Each observation is masked and all others are fitted afresh, with half as many unknowns as observations."""
     generator = np.random.default_rng(0)
     design = np.column_stack([np.ones(12), generator.normal(size=(12, 5))])
     y = (generator.random(12) < 1 / (1 + np.exp(-design @ generator.normal(size=6)))).astype(int)

@@ -31,7 +31,6 @@ from ..front.state import EngineState, Fit, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import sweeps as core
 from .algorithms.quadratic import Bound, Update
-from .algorithms.quadratic.draws import first_step
 from .algorithms.selection import SelectionRule
 from .answers import BilinearAnswers
 from .closed import MAX_CELLS, ClosedChoice, Zeros, has_closed_rule
@@ -262,7 +261,22 @@ class BilinearVG(BilinearAnswers):
         self._check_points(reading, space)
         digest = data_digest(reading.written_data, space.fixed, reading.key)
         if self.zeros == "sampled":
-            return self._sampled(reading, space, programs, rng_key, init_state, digest, checkpoint)
+            if checkpoint is not None:
+                raise ValueError("zeros='sampled' writes no checkpoint: go on with init_state=engine.last_state.")
+            fit = fit_sampled(
+                reading,
+                space,
+                programs,
+                rng_key,
+                init_state,
+                digest=digest,
+                scheme=self._scheme,
+                batch_size=None if self.batch_size == "auto" else int(self.batch_size),
+                num_steps=self.num_steps,
+                tol=1e-3 if self.tol is None else self.tol,
+                show_bar=self.progress_bar,
+            )
+            return BilinearRun(reading, space, fit, rng_key, self.num_samples, programs)
         starts: list[tuple[Array, core.State, int]] = []
         resumed: EngineState | None = None
         if checkpoint is not None or init_state is not None:  # shapes take a trace
@@ -335,44 +349,6 @@ class BilinearVG(BilinearAnswers):
         diagnostics = best.diagnostics._replace(messages=(*best.diagnostics.messages, *notes))
         best = best._replace(diagnostics=diagnostics)
         return BilinearRun(reading, space, best, rng_key, self.num_samples, programs)
-
-    def _sampled(
-        self,
-        reading: BilinearReading,
-        space: UnconstrainedSpace,
-        programs: BilinearPrograms,
-        rng_key: Array,
-        init_state: EngineState | None,
-        digest: str,
-        checkpoint: str | os.PathLike[str] | None,
-    ) -> BilinearRun:
-        """The run of minibatches of drawn cells."""
-        if space.names:
-            raise ValueError(
-                f"{list(space.names)} would have to be learned, which drawn cells cannot: fit with zeros='by_row', and "
-                "give BilinearVG(..., hyper_values=...) what it learned."
-            )
-        if checkpoint is not None:
-            raise ValueError("zeros='sampled' writes no checkpoint: go on with init_state=engine.last_state.")
-        if init_state is not None:
-            check_init_state(init_state, jax.eval_shape(programs.init_state, reading.data, space.fixed), space.size)
-            if init_state.data_digest != digest:
-                # Of other data it is a place to start from, whose steps are long again.
-                init_state = init_state._replace(state=first_step(init_state.state), num_steps=0)
-        fit = fit_sampled(
-            reading,
-            space,
-            programs,
-            rng_key,
-            init_state,
-            digest=digest,
-            scheme=self._scheme,
-            batch_size=None if self.batch_size == "auto" else int(self.batch_size),
-            num_steps=self.num_steps,
-            tol=1e-3 if self.tol is None else self.tol,
-            show_bar=self.progress_bar,
-        )
-        return BilinearRun(reading, space, fit, rng_key, self.num_samples, programs)
 
     def _options_given(self) -> dict[str, Any]:
         # The attribute of that name is where ArviZ looks for the model.

@@ -16,7 +16,7 @@ from ...structure.bilinear.reading import BilinearReading
 from ..front.options import check_at_least, check_one_of
 from ..front.results import Diagnostics
 from ..front.running.chunks import run_in_chunks
-from ..front.state import EngineState, Fit
+from ..front.state import EngineState, Fit, check_init_state
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.quadratic.draws import Cells, Problem, bound_values, first_step, minibatches
 from .algorithms.sweeps import State
@@ -92,7 +92,7 @@ class CellSampler:
     share: Array
     """Probability of a one."""
     tables: tuple[_Table, _Table, _Table]
-    """Of the ones, and of rows and columns of zeros."""
+    """Tables of the ones, and of the rows and columns of zeros."""
     row_weights: Array
     """Factors of rows in the probability of a zero and of a one, shape ``(2, num_rows)``."""
     column_weights: Array
@@ -242,12 +242,22 @@ def fit_sampled(
 ) -> Fit:
     """Posterior from minibatches of drawn cells.
 
-    :param start: to go on from, of a run with the same options.
+    :param start: to go on from, of a run with the same options; of other data it is a place to start from.
     :param batch_size: draws of a minibatch; ``None`` where their moments choose it.
     :param int num_steps: minibatches at most.
     :param float tol: see :class:`~numpyro_ext.infer.BilinearVG`.
+    :raises ValueError: if hyperparameters are to be learned, or the start is of another model.
     """
+    if space.names:
+        raise ValueError(
+            f"{list(space.names)} would have to be learned, which drawn cells cannot: fit with zeros='by_row', and "
+            "give BilinearVG(..., hyper_values=...) what it learned."
+        )
     data, fixed = reading.data, space.fixed
+    if start is not None:
+        check_init_state(start, jax.eval_shape(programs.init_state, data, fixed), space.size)
+        if start.data_digest != digest:  # its steps are long again
+            start = start._replace(state=first_step(start.state), num_steps=0)
     form = programs.form(data, fixed)
     rows, columns = (np.asarray(x) for x in (form.row_index, form.column_index))
     assert isinstance(form.potential, LogitPotential)

@@ -251,6 +251,11 @@ class GaussianRun(FinishedRun):
     @cached_property
     def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
         """Log predictive density of every factor without and with its own observation."""
+        return self._held_at_mode
+
+    @cached_property
+    def _held_at_mode(self) -> tuple[np.ndarray, np.ndarray]:
+        """The densities of :attr:`leave_one_out` at the mode alone, with the sites of all other factors held."""
         without, within = self.programs.leave_one_out(*self.inputs)
         return np.asarray(without), np.asarray(within)
 
@@ -261,7 +266,7 @@ class GaussianRun(FinishedRun):
 
         Factors are left out in the order of their influence, until some in a row change little.
         """
-        held, within = map(np.asarray, self.programs.leave_one_out(*self.inputs))
+        held, within = self._held_at_mode
         change, rows = np.zeros_like(held), most_influential(held, within)
         factors = self.reading.compiled_form(self.inputs[1]).potentials
         if all(isinstance(factor, GaussianPotential) for factor in factors):  # their sites are exact

@@ -25,6 +25,7 @@ __all__ = [
     "extreme_eigenvalues",
     "is_flat",
     "is_valid_prior",
+    "num_flat",
 ]
 
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -206,9 +207,16 @@ def _side_by_side(e: Array, matrix: Array) -> Array:
 PriorBlock = DiagonalPrior | CovariancePrior | LowRankPrior | PrecisionPrior | FlatPrior | SparsePrecisionPrior
 
 
+def num_flat(block: PriorBlock) -> int:
+    """Number of directions along which the density of a block is constant."""
+    if isinstance(block, FlatPrior):
+        return block.size
+    return block.num_flat if isinstance(block, SparsePrecisionPrior) else 0
+
+
 def is_flat(block: PriorBlock) -> bool:
     """True if the density of a block is constant in some direction."""
-    return isinstance(block, FlatPrior) or (isinstance(block, SparsePrecisionPrior) and block.num_flat > 0)
+    return num_flat(block) > 0
 
 
 def extreme_eigenvalues(block: CovariancePrior | LowRankPrior | PrecisionPrior) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ observations, :math:`e = C A^T a`, so that no covariance is inverted, or whitene
 >>> import jax.numpy as jnp
 >>> from numpyro_ext.infer.gaussian.algorithms import laplace
 >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
->>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior, is_flat
+>>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 >>> from numpyro_ext.potentials import ProbitPotential
 >>> from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
 >>> form = LatentGaussian(

@@ -43,7 +43,7 @@ __all__ = [
 _NUM_PLACES = 256
 _LEAST_UNEVEN = 1.5
 _LEAST_INFLUENCE = 0.1
-"""What an observation adds to its own log density, below which it has little influence on the others."""
+"""Gain of an observation's own log density by itself, below which it has little influence on the others."""
 
 
 def check_single(reading: LatentGaussianReading, var_name: str | None) -> str:

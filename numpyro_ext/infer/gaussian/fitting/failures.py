@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from ....linalg.gaussian.design import AnyDesign, DenseDesign, Design, OperatorRows, StateSpaceDesign
-from ....linalg.gaussian.prior import FlatPrior, SparsePrecisionPrior, is_flat
+from ....linalg.gaussian.prior import FlatPrior, SparsePrecisionPrior, is_flat, num_flat
 from ....potentials import ElementwisePotential, PairPotential
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
@@ -125,7 +125,7 @@ def check_flat_priors(reading: LatentGaussianReading, hyper: dict[str, Array]) -
 def _flat_direction(reading: LatentGaussianReading, form: LatentGaussian) -> str | None:
     """A direction of the sites with a flat prior in which no predictor changes."""
     design = _entries(form.design)
-    widths = [b.size if isinstance(b, FlatPrior) else getattr(b, "num_flat", 0) for b in form.prior]
+    widths = list(map(num_flat, form.prior))
     if design is None or design.num_rows * sum(widths) > _LARGEST_MATRIX:
         return None
     in_use = design.scale_rows(jnp.concatenate(form.observed).astype(form.offset.dtype))
