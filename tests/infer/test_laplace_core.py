@@ -181,6 +181,18 @@ def test_gradient_of_evidence_against_refitted_differences(family, space):
     assert_gradient_of_refits(refit, point)
 
 
+@pytest.mark.parametrize("far", [800.0, jnp.nan])
+def test_start_without_a_density_is_left(far):
+    form = gaussian_process((PoissonExpPotential(COUNTS),), mean=0.5)
+    start = laplace.init(form)
+    ends = [_solve_from(form, start._replace(coordinates=start.coordinates + shift)) for shift in (0.0, far)]
+    assert all(info.converged for _, info in ends)
+    np.testing.assert_allclose(ends[1][0].predictor, ends[0][0].predictor, atol=1e-7)
+
+
+_solve_from = jax.jit(laplace.solve)
+
+
 def test_masked_rows_are_as_if_deleted():
     observed = jnp.asarray(np.resize([True, True, False], NUM))
     form = gaussian_process((PoissonExpPotential(COUNTS, 1.0),))._replace(observed=(observed,))

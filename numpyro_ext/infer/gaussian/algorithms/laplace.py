@@ -102,7 +102,7 @@ def solve(
     """Newton's method to the mode, in one compiled loop.
 
     From a point at which factors of no known family are zero it starts at one at which none is, if one is found
-    (:mod:`.supports`).
+    (:mod:`.supports`). A point whose log density overflows is no start: the mean of the prior takes its place.
 
     :param LatentGaussian form: the model.
     :param State state: where to start; may come from another form of the same shapes.
@@ -115,7 +115,7 @@ def solve(
     form = joined(form)
     prior = gaussian_prior(form, space)
     infinity = jnp.full_like(state.gradient_norm, jnp.inf)
-    coordinates = _within_support(form, prior, state.coordinates)
+    coordinates = _with_density(form, prior, _within_support(form, prior, state.coordinates))
     state = State(coordinates, prior.predictor(coordinates), infinity, infinity)
     bound = jnp.maximum(tol, 2.0 * jnp.sqrt(jnp.finfo(infinity.dtype).eps))
 
@@ -183,6 +183,15 @@ def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> G
     """The Gaussian at the mode with the curvature there."""
     _, slope, curvature = _derivatives(joined(form), state.predictor)
     return GaussianPosterior(form, curvature, curvature * (state.predictor + form.offset) + slope, space)
+
+
+def _with_density(form: LatentGaussian, prior: LinearGaussian, coordinates: Array) -> Array:
+    """The same point, or the mean of the prior where the log density of the point is not finite.
+
+    The mode of other hyperparameters, carried over, may give Poisson rates beyond the largest number.
+    """
+    has_density = all_positive(form, prior.predictor(coordinates) + form.offset)
+    return jnp.where(has_density, coordinates, prior.zeros())
 
 
 def _within_support(form: LatentGaussian, prior: LinearGaussian, coordinates: Array) -> Array:
