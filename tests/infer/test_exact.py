@@ -159,6 +159,14 @@ def test_weights_are_equal_where_the_posterior_is_gaussian():
     np.testing.assert_allclose(weights, float(engine.log_evidence), rtol=1e-9)
 
 
+@pytest.mark.parametrize("key", [0, None, np.arange(2.0)])
+def test_a_forgotten_key_is_missed_at_once(groups, key):
+    draw = functools.partial(groups.posterior["rate"].sample, num_samples=3)
+    for answer in (groups.overlap, groups.sample_exactly, groups.psis_diagnostic, draw):
+        with pytest.raises(TypeError, match=r"key comes first, as in \w+\(jax.random.key\(0\).* got"):
+            answer(key)
+
+
 def test_overlap_of_weights_is_the_acceptance_over_all_pairs():
     log_weights = np.asarray(random.normal(random.key(0), (200,)))
     weights = np.exp(log_weights)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax import Array, random
 
+from ...structure.model.running.execution import check_key
 from ..front.answers.resampling import pareto_smoothed
 from ..front.engine import BaseEngine
 from ..front.options import check_at_least
@@ -21,7 +22,7 @@ _FEWEST_DRAWS = 100
 _KINDS = {
     "none": "",
     "optimum": ", hyperparameters drawn about their optimum",
-    "integrated": ", hyperparameters integrated",
+    "integrated": ", hyperparameters by their normal approximation",
 }
 
 
@@ -39,6 +40,7 @@ class Overlap(NamedTuple):
 def overlap(engine: BaseEngine[Any], rng_key: Array, num_draws: int = 1000) -> Overlap:
     """Overlap by independent draws of the approximation; the engine's summary says it from then on."""
     check_at_least(_FEWEST_DRAWS, num_draws=num_draws)
+    check_key(rng_key, "overlap(jax.random.key(0))", "comes first")
     run, reparam = engine._finished(), PosteriorReparam(engine)
     weigh = log_weight_and_sites(reparam, run.reading.args, dict(run.reading.kwargs))
     white = random.normal(rng_key, (num_draws, reparam.coordinates.size))

@@ -12,6 +12,7 @@ from jax import Array
 from numpyro.diagnostics import effective_sample_size, print_summary, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS, init_to_sample
 
+from ...structure.model.running.execution import check_key
 from ..front.engine import BaseEngine
 from ..front.running.progress import warn
 from .agreement import Agreement, agreement_between
@@ -136,6 +137,7 @@ def sample_exactly(
     **options: Any,
 ) -> ExactSamples:
     """Exact draws by NUTS in the coordinates of an engine's posterior; see :class:`PosteriorReparam`."""
+    check_key(rng_key, "sample_exactly(jax.random.key(0))", "comes first")
     reparam = PosteriorReparam(engine)
     run = engine._finished()
     discrete = [name for name in reparam.coordinates.left_out if _is_discrete(run, name)]

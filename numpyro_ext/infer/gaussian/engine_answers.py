@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
+from ...structure.model.running.execution import check_key
 from ..exact.overlap import Overlap, overlap
 from ..exact.sampling import ExactSamples, sample_exactly
 from ..front.answers.elpd import elpd_data
@@ -280,4 +281,5 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         :param int num_particles: number of draws.
         :return: k-hat (Vehtari et al., 2024).
         """
+        check_key(rng_key, "psis_diagnostic(jax.random.key(0))", "comes first")
         return self._finished().psis_diagnostic(rng_key, num_particles)

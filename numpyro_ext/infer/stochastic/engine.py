@@ -14,6 +14,7 @@ import optax
 from jax import Array
 from numpyro.infer import Trace_ELBO
 
+from ...structure.model.running.execution import check_key
 from ..front.files.archive import read_archive
 from .data import Rows, Sequences
 from .fit import ChunkedFit, TrainingState
@@ -171,6 +172,7 @@ class ChunkedSVI:
                 "ChunkedSVI.run is a loop over batches in Python, so it cannot be called within jax.jit, vmap or grad, "
                 "where data have no values."
             )
+        check_key(rng_key, "run(jax.random.key(0), data, num_epochs=10)", "comes first")
         for name, value in (("num_epochs", num_epochs), ("patience", patience)):
             if not (_is_count(value) or (value is None and name == "patience")):
                 raise ValueError(f"ChunkedSVI.run: {name} is a positive integer; got {value!r}.")

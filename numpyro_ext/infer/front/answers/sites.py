@@ -18,6 +18,7 @@ from ....compilation.transfer import to_device
 from ....linalg.cholesky import LARGEST_DENSE
 from ....linalg.operators.operator import LinearOperator
 from ....structure.model.reading import ModelReading
+from ....structure.model.running.execution import check_key
 from ..display import ShownSite, ShownSites
 from ..labels import Labels
 from ..suggestions import nearest_name
@@ -61,6 +62,7 @@ class Marginal(ShownSite):
         :param num_samples: how many, or the shape of an array of draws.
         :return: of shape ``(num_samples,) + shape``.
         """
+        check_key(rng_key, "sample(jax.random.key(0), 1000)", "comes first")
         shape = num_samples if isinstance(num_samples, tuple) else (num_samples,)
         return self._sample(rng_key, math.prod(shape)).reshape((*shape, *self.shape))
 

@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from ....structure import LatentGaussianReading, ModelStructureError
-from ....structure.model.running.execution import ModelCall
+from ....structure.model.running.execution import ModelCall, check_key
 from ....structure.model.running.inspection import model_key
 from ....structure.model.running.messages import Message
 from ....structure.model.search import read_first
@@ -125,6 +125,7 @@ class MarginalModel:
             ``az.from_dict({"posterior": ...})``. Cost: one fit of the field for each draw.
         :raises ValueError: if hyperparameters are missing among the samples, or have other shapes.
         """
+        check_key(rng_key, "recover(jax.random.key(0), mcmc.get_samples())", "comes first")
         prepared = self._prepared(args, kwargs)
         reading, fixed = prepared.reading, prepared.fixed
         num_draws, hyper = _as_draws(reading, samples, prepared.sampled)
