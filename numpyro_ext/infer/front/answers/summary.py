@@ -33,7 +33,7 @@ class Summary(NamedTuple):
     labels: Labels
     hyper: Mapping[str, object] = {}
     """Posteriors or estimates of the hyperparameters."""
-    work: str = "Field"
+    work: str = "Run"
     """Name of what has converged."""
     notes: Sequence[str] = ()
 
@@ -142,7 +142,7 @@ def format_summary(
     labels: Labels,
     *,
     shows_all: bool = False,
-    work: str = "Field",
+    work: str = "Run",
     notes: Sequence[str] = (),
 ) -> str:
     """Lay out hyperparameters, marginals and the end of a run as text, in the manner of NumPyro's summaries.
