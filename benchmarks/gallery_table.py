@@ -1,148 +1,118 @@
 """The gallery fitted by every engine and by NUTS: ``python -m benchmarks.gallery_table WORK`` writes docs/gallery.md.
 
-``WORK`` is a folder that keeps what has been fitted, one file for a model, so that a run that was ended goes on; the
-table is written at the end, or alone with ``--table``. NUTS takes most of the hour.
+``WORK`` is a folder that keeps what has been fitted, one file for a model, so that a run that was ended goes on;
+``--part 0/2`` and ``--part 1/2`` in two processes share the models. The table is written at the end, or alone with
+``--table``. NUTS takes most of the hour.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import numpyro
-from numpyro.diagnostics import summary
-from numpyro.infer import MCMC, NUTS, init_to_median
-from tqdm.auto import tqdm
 
-import numpyro_ext.infer as engines
-from numpyro_ext.structure import read_latent_gaussian
-from tests.gallery import GAUSSIAN, MODELS, Published
+from tests.gallery import MODELS
 
+from .gallery_fits import CHAINS, ENGINES, LIMITS, OTHER_HOW, Moments, fit_all, moments_of_quantiles, variants
 from .results_table import run_environment
 
-__all__ = ["fit_all", "main", "write_table"]
+__all__ = ["gaps_between", "main", "write_table"]
 
 _DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "gallery.md"
-_NUM_WARMUP, _NUM_SAMPLES, _NUM_CHAINS = 500, 1000, 2
-_LEAST_EFFECTIVE, _LARGEST_R_HAT, _MOST_DIVERGENT = 100, 1.05, 0.02
-_ENGINES = GAUSSIAN.split()
 _SHORT = {"LaplaceApproximation": "Laplace", "VariationalGaussian": "VG"}
-_HOW = ("none", "auto")
-"""What becomes of hyperparameters: their optimum, or integrated over. INLA always integrates."""
+_FAR = 0.2
+_ON_DESIGNS = ("@@",)
 
 
-def _reference(published: Published) -> dict[str, Any]:
-    """Moments of the field by NUTS, the seconds it took, and whether its diagnostics allow to trust them."""
-    kernel = NUTS(published.model, init_strategy=init_to_median)
-    mcmc = MCMC(
-        kernel,
-        num_warmup=_NUM_WARMUP,
-        num_samples=_NUM_SAMPLES,
-        num_chains=_NUM_CHAINS,
-        chain_method="sequential",
-        progress_bar=False,
-    )
-    start = time.process_time()
-    mcmc.run(jax.random.key(0), *published.data(), extra_fields=("diverging",))
-    draws = {name: np.asarray(value) for name, value in mcmc.get_samples(group_by_chain=True).items()}
-    seconds = time.process_time() - start
-    field = {name: draws[name] for name in sorted(published.field)}
-    table = summary(field)
-    least = min(np.min(row["n_eff"]) for row in table.values())
-    largest = max(np.max(row["r_hat"]) for row in table.values())
-    divergent = float(np.mean(mcmc.get_extra_fields()["diverging"]))
-    trusted = bool(least >= _LEAST_EFFECTIVE and largest <= _LARGEST_R_HAT and divergent <= _MOST_DIVERGENT)
-    moments = {name: (row["mean"].ravel().tolist(), row["std"].ravel().tolist()) for name, row in table.items()}
-    return {"seconds": seconds, "trusted": trusted, "moments": moments}
-
-
-def _variants(names: Iterable[str]) -> Iterator[str]:
-    """Names of engines, with how they treat hyperparameters where that is a choice."""
-    for name in names:
-        yield from [name] if name not in _ENGINES or name == "INLA" else [f"{name} {how}" for how in _HOW]
-
-
-def _fit(published: Published, variant: str) -> dict[str, Any]:
-    """Moments of the field by an engine, its seconds and how the run ended."""
-    name, *how = variant.split()
-    options = {"integrate": how[0]} if how else {}
-    engine = getattr(engines, name)(published.model, progress_bar=False, **options)
-    start = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the messages are in the diagnostics
-        try:
-            engine.run(jax.random.key(0), *published.data())
-        except Exception as error:  # to be seen in the table, beside the others
-            return {"converged": False, "error": f"{type(error).__name__}: {error}"}
-    out: dict[str, Any] = {"converged": bool(engine.diagnostics.converged), "messages": engine.diagnostics.messages}
-    if name in _ENGINES:
-        out["kind"] = engine.log_evidence.hyperparameters
-        out["moments"] = {
-            site: (
-                np.ravel(engine.posterior[site].mean).tolist(),
-                np.sqrt(np.ravel(engine.posterior[site].variance)).tolist(),
-            )
-            for site in sorted(published.field & set(engine.posterior))
-        }
-        out["edges"] = engine.diagnostics.edges
-    engine.get_samples()
-    out["seconds"] = time.process_time() - start
-    return out
-
-
-def _has_params(published: Published) -> bool:
-    reading = read_latent_gaussian(published.model, published.data())
-    return any(site.is_param for site in reading.hyper.values())
-
-
-def fit_all(work: Path) -> None:
-    """Fit what ``work`` does not hold yet."""
-    work.mkdir(parents=True, exist_ok=True)
-    for name, published in tqdm([item for item in MODELS.items() if not item[1].refusal]):
-        file = work / f"{name}.json"
-        if file.exists():
-            continue
-        found = {variant: _fit(published, variant) for variant in _variants(sorted(published.engines))}
-        if published.is_latent_gaussian and not _has_params(published):
-            found["NUTS"] = _reference(published)
-        file.write_text(json.dumps(found))
-        jax.clear_caches()
-
-
-def _gaps(found: dict[str, Any], engine: str) -> tuple[float, float] | None:
-    """Root mean square over the field: of the differences of the means in NUTS's standard deviations, and of the
-    logarithms of the ratios of the standard deviations."""
+def _gaps(found: dict[str, Any], engine: str, part: str = "field") -> tuple[float, float] | None:
+    """Gaps of the field, or of hyperparameters: root mean squares of the differences of their centres, in spreads of
+    NUTS, and of the logarithms of the ratios of the spreads; none where there is nothing to compare."""
     reference = found.get("NUTS")
-    if "moments" not in found.get(engine, {}) or reference is None or not reference["trusted"]:
+    if reference is None or not reference.get("trusted"):
         return None
-    means, scales = [], []
-    for site, own in found[engine]["moments"].items():  # what an engine sets to a point is not among them
-        (mean, sd), (own_mean, own_sd) = reference["moments"][site], (np.array(part) for part in own)
-        known = (np.array(sd) > 1e-9) & (own_sd > 0.0)
-        means.append(((own_mean - mean) / np.maximum(sd, 1e-12))[known])
-        scales.append(np.log(own_sd[known] / np.array(sd)[known]))
-    together, ratios = np.concatenate(means), np.concatenate(scales)
-    return float(np.sqrt(np.mean(together**2))), float(np.sqrt(np.mean(ratios**2)))
+    return gaps_between(_own(found, engine, part), reference["moments"])
+
+
+def _own(found: dict[str, Any], engine: str, part: str) -> Moments:
+    """Centres and spreads as an engine has them; what it sets to a point is not among them."""
+    if part == "field":
+        return found.get(engine, {}).get("moments", {})
+    quantiles, positive = found.get(engine, {}).get("quantiles", {}), found["NUTS"]["positive"]
+    return {site: moments_of_quantiles(np.array(ends), site in positive) for site, ends in quantiles.items()}
+
+
+def gaps_between(own: Moments, reference: Moments) -> tuple[float, float] | None:
+    """Root mean squares over the elements of all sites that both have: of the differences of the centres in spreads of
+    the reference, and of the logarithms of the ratios of the spreads."""
+    pairs = [np.array([*own[site], *reference[site]]) for site in own if site in reference]
+    if not pairs:
+        return None
+    centre, spread, expected, scale = np.concatenate(pairs, axis=1)
+    known = (scale > 1e-9) & (spread > 0.0)
+    if not known.any():
+        return None
+    differences, ratios = (centre - expected)[known] / scale[known], np.log(spread[known] / scale[known])
+    return float(np.sqrt(np.mean(differences**2))), float(np.sqrt(np.mean(ratios**2)))
+
+
+def _own_error(found: dict[str, Any], part: str) -> tuple[float, float] | None:
+    """Error of the reference itself: half the gap between its two chains."""
+    published = MODELS[found["name"]]
+    sites = published.field if part == "field" else published.hyper
+    one, other = ({n: m for n, m in chain.items() if n in sites} for chain in found["NUTS"]["chains"])
+    gaps = gaps_between(one, other)
+    return None if gaps is None else (0.5 * gaps[0], 0.5 * gaps[1])
+
+
+def _quantiles(gaps: Iterable[tuple[float, float]]) -> str:
+    centre, spread = np.array(list(gaps)).T
+    return (
+        f"{len(centre)} | {np.median(centre):.3f} | {np.quantile(centre, 0.9):.2f} "
+        f"| {np.expm1(np.median(spread)):.1%} | {np.expm1(np.quantile(spread, 0.9)):.0%}"
+    )
 
 
 def _summary(fits: dict[str, dict[str, Any]]) -> Iterator[str]:
-    yield "| engine | models | mean: median | 90 % | sd: median | 90 % | first fit, CPU-s: median | NUTS there |"
+    yield "| fields | models | mean: median | 90 % | sd: median | 90 % | first fit, CPU-s: median | NUTS there |"
     yield "|---|---|---|---|---|---|---|---|"
-    for engine in _variants(_ENGINES):
+    for engine in variants(ENGINES):
         found = {name: gaps for name, fit in fits.items() if (gaps := _gaps(fit, engine)) is not None}
-        mean, sd = np.array(list(found.values())).T
         seconds, other = (np.median([fits[name][who]["seconds"] for name in found]) for who in (engine, "NUTS"))
-        yield (
-            f"| {_label(engine)} | {len(found)} | {np.median(mean):.3f} | {np.quantile(mean, 0.9):.2f} "
-            f"| {np.expm1(np.median(sd)):.1%} | {np.expm1(np.quantile(sd, 0.9)):.0%} | {seconds:.1f} | {other:.1f} |"
-        )
+        yield f"| {_label(engine)} | {_quantiles(found.values())} | {seconds:.1f} | {other:.1f} |"
+    yield f"| NUTS itself | {_quantiles(_own_errors(fits, 'field'))} | | |"
+    yield ""
+    yield "| hyperparameters | models | centre: median | 90 % | spread: median | 90 % |"
+    yield "|---|---|---|---|---|---|"
+    for engine in (name for name in variants(ENGINES) if not name.endswith("none")):
+        yield f"| {_label(engine)} | {_quantiles(_all_gaps(fits, engine, 'hyper'))} |"
+    yield f"| NUTS itself | {_quantiles(_own_errors(fits, 'hyper'))} |"
+
+
+def _all_gaps(fits: dict[str, dict[str, Any]], engine: str, part: str) -> list[tuple[float, float]]:
+    return [gaps for fit in fits.values() if (gaps := _gaps(fit, engine, part)) is not None]
+
+
+def _own_errors(fits: dict[str, dict[str, Any]], part: str) -> list[tuple[float, float]]:
+    trusted = [fit for fit in fits.values() if fit.get("NUTS", {}).get("trusted")]
+    return [gaps for fit in trusted if (gaps := _own_error(fit, part)) is not None]
+
+
+def _designs(fits: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Gaps of hyperparameters by their number, as the default of ``integrate`` has them and by a normal density."""
+    yield "| hyperparameters | `integrate=` | models | centre: median | 90 % | spread: median | 90 % |"
+    yield "|---|---|---|---|---|---|---|"
+    for low, high in ((1, 1), (2, 2), (3, 5), (6, 20)):
+        some = {name: fit for name, fit in fits.items() if low <= (fit.get("num_hyper") or 0) <= high}
+        both = {n: fit for n, fit in some.items() if all(_gaps(fit, e, "hyper") for e in ("EP auto", OTHER_HOW))}
+        for engine, how in (("EP auto", '"auto"'), (OTHER_HOW, '"normal"')):
+            if both:
+                size = f"{low}" if low == high else f"{low} to {high}"
+                yield f"| {size} | `{how}` | {_quantiles(_all_gaps(both, engine, 'hyper'))} |"
 
 
 def _label(variant: str) -> str:
@@ -151,27 +121,42 @@ def _label(variant: str) -> str:
 
 
 def _rows(fits: dict[str, dict[str, Any]]) -> Iterator[str]:
-    yield "| model | source | " + " | ".join(_SHORT.get(name, name) for name in _ENGINES) + " | other engines |"
-    yield "|---|---|" + "---|" * (len(_ENGINES) + 1)
+    yield "| model | source | " + " | ".join(_SHORT.get(name, name) for name in ENGINES) + " | NUTS | other engines |"
+    yield "|---|---|" + "---|" * (len(ENGINES) + 2)
     for name, fit in fits.items():
         published, cells = MODELS[name], []
-        for engine in (name if name in fit else f"{name} auto" for name in _ENGINES):
-            gaps = _gaps(fit, engine)
+        for engine in (name if name in fit else f"{name} auto" for name in ENGINES):
+            parts = [_gaps(fit, engine, part) for part in ("field", "hyper")]
             own = fit.get(engine, {"converged": True})
             text = "" if engine not in fit else "fails" if "error" in own else "fitted"
-            text = f"{gaps[0]:.2f}, {np.expm1(gaps[1]):.0%}" if gaps else text
+            text = "; ".join(f"{gaps[0]:.2f}, {np.expm1(gaps[1]):.0%}" for gaps in parts if gaps) or text
             cells.append(text + ("" if own["converged"] else " ¹") + (" ²" if own.get("edges") else ""))
-        others = ", ".join(sorted(set(fit) - {*_variants(_ENGINES), "NUTS"}))
+        nuts = fit.get("NUTS", {"trusted": True, "way": "none"})
+        cells.append({"as written": ""}.get(nuts.get("way"), nuts.get("way")) if nuts.get("trusted") else "not trusted")
+        others = ", ".join(sorted(set(fit) - {*variants(ENGINES), "NUTS", "num_hyper", "name", OTHER_HOW}))
         yield f"| `{name}` | {published.source} | " + " | ".join(cells) + f" | {others} |"
+
+
+def _largest(fits: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Runs that have converged, with hyperparameters farther from NUTS than a fifth of their spread."""
+    for name, fit in fits.items():
+        for engine in (name if name in fit else f"{name} auto" for name in ENGINES):
+            gaps = _gaps(fit, engine, "hyper")
+            if gaps and fit[engine]["converged"] and (gaps[0] > _FAR or np.expm1(gaps[1]) > _FAR):
+                error = _own_error(fit, "hyper") or (np.nan, np.nan)
+                yield (
+                    f"| `{name}` | {_label(engine)} | {gaps[0]:.2f} | {np.expm1(gaps[1]):.0%} "
+                    f"| {error[0]:.2f}, {np.expm1(error[1]):.0%} | {' '.join(fit[engine]['messages'])[:160]} |"
+                )
 
 
 def write_table(work: Path) -> None:
     """Write docs/gallery.md from what ``work`` holds."""
-    fits = {
-        name: json.loads((work / f"{name}.json").read_text()) for name in MODELS if (work / f"{name}.json").exists()
-    }
+    files = {name: work / f"{name}.json" for name in MODELS}
+    fits = {name: {**json.loads(file.read_text()), "name": name} for name, file in files.items() if file.exists()}
     refused = [published for published in MODELS.values() if published.refusal]
-    untrusted = [name for name, fit in fits.items() if "NUTS" in fit and not fit["NUTS"]["trusted"]]
+    untrusted = [name for name, fit in fits.items() if "NUTS" in fit and not fit["NUTS"].get("trusted")]
+    again = [name for name, fit in fits.items() if fit.get("NUTS", {}).get("way", "as written") != "as written"]
     without = [name for name, fit in fits.items() if "NUTS" not in fit]
     measured_with = ", ".join(f"{key} {value}" for key, value in run_environment().items())
     lines = [
@@ -179,22 +164,41 @@ def write_table(work: Path) -> None:
         "",
         f"{len(MODELS)} models written down from the tutorials, books and case studies of other projects, with small",
         f"simulated data (`tests/gallery`): {len(fits)} are read and fitted, {len(refused)} refused by name.",
-        "A gap is the root mean square over all elements of the field: of the difference of the means in standard",
-        "deviations of NUTS, and of the ratio of the standard deviations (its logarithm). Hyperparameters are",
-        'integrated over (`integrate="auto"`, the default), but where the table says that they are at their optimum.',
-        f"NUTS has {_NUM_CHAINS} chains of {_NUM_WARMUP} + {_NUM_SAMPLES} draws: 0.03 and 3 % are its own error.",
+        "A gap is the root mean square over all elements: of the difference of the centres in spreads of NUTS, and of",
+        "the ratio of the spreads (its logarithm). Centre and spread of a field are mean and standard deviation.",
+        "Those of hyperparameters are the median and the width of a central 90 % interval over 3.29, of the logarithm",
+        "where they are positive: tails of scales are too heavy for standard deviations of draws.",
+        'Hyperparameters are integrated over (`integrate="auto"`, the default), but where the table says that they are',
+        f"at their optimum. NUTS has {CHAINS.number} chains of {CHAINS.warmup} + {CHAINS.samples} draws; its own error",
+        "is half the gap between its chains.",
         "",
         *_summary(fits),
         "",
-        f"Not in these figures: {len(untrusted)} models on which NUTS itself is not to be trusted (fewer than "
-        f"{_LEAST_EFFECTIVE} effective draws, r-hat above {_LARGEST_R_HAT} or more than {_MOST_DIVERGENT:.0%} of",
-        f"divergences: {', '.join(f'`{name}`' for name in untrusted) or 'none'}), and {len(without)} with `param` sites"
-        " or other forms, which have no reference here.",
+        f"NUTS is not trusted with fewer than {LIMITS.effective} effective draws, an r-hat above {LIMITS.r_hat} or "
+        f"more than {LIMITS.divergent:.0%} of divergences. {len(again)} models were decentred with chains of "
+        f"{CHAINS.longer} times the length, or sampled in the coordinates of a fit (their own density). Still not "
+        f"trusted, and not in these figures: {', '.join(f'`{name}`' for name in untrusted) or 'none'}; {len(without)} "
+        "with `param` sites or of other forms have no reference here.",
+        "",
+        "## Which design over hyperparameters",
+        "",
+        *_designs(fits),
+        "",
+        *_ON_DESIGNS,
+        "",
+        "## Hyperparameters that are off",
+        "",
+        "Runs that have converged, with a centre off by a fifth of the spread or a spread off by a fifth; beside them",
+        "the error of NUTS itself, and how the run's own messages begin.",
+        "",
+        "| model | engine | centre | spread | NUTS itself | messages |",
+        "|---|---|---|---|---|---|",
+        *_largest(fits),
         "",
         "## All models",
         "",
-        "Mean gap and sd gap per engine; ¹ the run says that it has not converged; ² a scale ended at the edge of its",
-        "support, and the run says so.",
+        "Gaps of the field; gaps of the hyperparameters. ¹ the run says that it has not converged; ² a scale ended at",
+        "the edge of its support, and the run says so. The column of NUTS says how it was run where not as written.",
         "",
         *_rows(fits),
         "",
@@ -218,11 +222,12 @@ def main() -> None:
     """Fit and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
+    parser.add_argument("--part", default="0/1")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     numpyro.enable_x64()
     if not arguments.table:
-        fit_all(arguments.work)
+        fit_all(arguments.work, *map(int, arguments.part.split("/")))
     write_table(arguments.work)
 
 
