@@ -13,13 +13,13 @@ stake has a probability of at most one in twenty, however long one goes on (Vill
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 
 from .outcomes.outlooks import Outlook
 
-__all__ = ["ENOUGH", "Bets", "log_gains"]
+__all__ = ["ENOUGH", "Bets", "RefitRule", "log_gains"]
 
 ENOUGH = 20.0
 """Times the first stake, at which predictions are taken for wrong."""
@@ -44,6 +44,26 @@ class Bets(NamedTuple):
     def are_won(self) -> bool:
         """True if predictions are taken for wrong."""
         return bool(np.logaddexp.reduce(self.log_capital) >= np.log(ENOUGH))
+
+
+class RefitRule(NamedTuple):
+    """Time at which hyperparameters are learned anew."""
+
+    every: int | Literal["evidence"] | None
+    """After so many observations, when predictions are taken for wrong, or never."""
+    since: int = 0
+    """Observations since the last fit."""
+    bets: Bets = Bets()
+
+    def after(self, taken: list[tuple[Outlook, int, float]]) -> Self:
+        """After observations that were told together: what was known of each before, its number and its value."""
+        bets = self.bets.after([log_gains(*one) for one in taken]) if self.every == "evidence" else self.bets
+        return self._replace(since=self.since + len(taken), bets=bets)
+
+    @property
+    def is_due(self) -> bool:
+        """True if it is time."""
+        return self.since >= self.every if isinstance(self.every, int) else self.bets.are_won
 
 
 def log_gains(outlook: Outlook, number: int, value: float) -> np.ndarray:

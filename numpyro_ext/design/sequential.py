@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import jax
 import numpy as np
 from jax import Array
 
 from ..infer.front.engine import AnyEngine, BaseEngine
+from ..infer.front.files.archive import read_archive, write_archive
 from ..infer.front.options import check_at_least, check_one_of
 from ..infer.front.running.progress import warn
 from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.run import GaussianRun
-from ..infer.monte_carlo.run import SMCRun
 from ..infer.monte_carlo.smc import SMC
 from ..structure.model.running.execution import bound_arguments, check_key
-from .outcomes.outlooks import Outlook
 from .outcomes.pool import NoPool, Pool
 from .outcomes.sources import outlooks
-from .prequential import Bets, log_gains
+from .prequential import Bets, RefitRule
 from .scores.pointwise import Acquisition, expected_information_gain
-from .selection.single import Candidate, select
+from .selection.places import Places, checked_value
+from .selection.single import select
 from .told_arguments import Observed, argument_names, with_told
 
 __all__ = ["SequentialDesign"]
@@ -35,19 +36,6 @@ def _keys(rng_key: Array, number: int | None) -> tuple[Array, Array]:
     """For scores, of the step of that number if one is given, and for ties."""
     key = rng_key if number is None else jax.random.fold_in(rng_key, number)
     return key, jax.random.fold_in(key, 1)
-
-
-def _observed(engine: AnyEngine | SMC) -> Observed:
-    run = engine._finished()
-    if isinstance(run, SMCRun):
-        shapes = {n: tuple(site.batch_shape) for n, site in run.observations.items()}
-        masks = {n: np.broadcast_to(np.asarray(run.observations[n].mask), shape) for n, shape in shapes.items()}
-        return Observed(shapes, {n: site.value for n, site in run.observations.items()}, masks)
-    reading = run.reading
-    shapes = {n: tuple(s) for n, s in zip(reading.observed_names, reading.factor_shapes, strict=False)}
-    return Observed(
-        shapes, {n: reading.sites[n].value for n in shapes}, {n: np.asarray(reading.known_mask(n)) for n in shapes}
-    )
 
 
 class SequentialDesign:
@@ -130,8 +118,7 @@ class SequentialDesign:
         elif refit_every is not None:
             check_at_least(1, refit_every=refit_every)
         self._engine, self._acquisition, self._options = engine, acquisition, options
-        self._refit_every, self._test = refit_every, test
-        self._since, self._bets = 0, Bets()  # observations since the last fit, and how bets against it have done
+        self._rule, self._test = RefitRule(refit_every), test
         self._given = {"observations": observations, "mask": mask}
         self._steps: list[dict[str, Any]] = []
         self._proposed: dict[tuple[str, Any], float] = {}
@@ -140,23 +127,20 @@ class SequentialDesign:
         if (candidates is None) != (enter is None):
             raise TypeError("candidates and enter go together: where to look, and how what is seen enters the fit.")
         self._rng_key = engine._finished().rng_key
+        self._places = Places({}, {}, {})
         if enter is not None:
-            self._shapes, self._values, self._seen = {}, {}, {}
             self._reason = "observations can be made again"
             return
-        found = _observed(engine)
-        self._shapes = found.shapes
-        self._values = {n: np.array(value, float).reshape(-1) for n, value in found.values.items()}
-        self._seen = {n: np.array(mask).reshape(-1) for n, mask in found.masks.items()}
+        self._places = Places.of(*Observed.of(engine))
         self._reason = "its posterior is no Gaussian field"
         self._make_pool()
-        if all(seen.all() for seen in self._seen.values()):
+        if not self._places.num_left:
             outlooks(engine)  # says what to do
         if self._pool is None or refit_every is not None:
             _ = self._argument_names  # says now what cannot be told
 
     def _make_pool(self) -> None:
-        if self._refit_every == 1:  # scores are those of the engine itself, which have more options
+        if self._rule.every == 1:  # scores are those of the engine itself, which have more options
             self._reason = "it is refitted after each observation"
             return
         run = self._engine._finished()
@@ -170,8 +154,7 @@ class SequentialDesign:
         how = "incremental fits" if self._pool is not None else f"runs of {type(self._engine).__name__}: {self._reason}"
         if self._enter is not None:
             return f"SequentialDesign({self.num_observed} observed, {type(self._engine).__name__})"
-        left = sum(int((~seen).sum()) for seen in self._seen.values())
-        return f"SequentialDesign({self.num_observed} observed, {left} candidates, {how})"
+        return f"SequentialDesign({self.num_observed} observed, {self._places.num_left} candidates, {how})"
 
     @property
     def source(self) -> Any:
@@ -186,18 +169,14 @@ class SequentialDesign:
     @property
     def num_observed(self) -> int:
         """Observations that are in use."""
-        if self._enter is not None:
-            return len(self._steps)
-        return sum(int(seen.sum()) for seen in self._seen.values())
+        return self._places.num_seen if self._enter is None else len(self._steps)
 
     def observed_places(self, site: str | None = None) -> np.ndarray:
         """Numbers of the observations that are in use, in C order.
 
         :param str site: of which, where there are several.
         """
-        if site is None and len(self._seen) > 1:
-            raise ValueError(f"Name one of the sites {list(self._seen)}.")
-        return np.flatnonzero(self._seen[site or next(iter(self._seen))])
+        return self._places.numbers_seen(site)
 
     @property
     def log_evidence(self) -> float:
@@ -220,16 +199,11 @@ class SequentialDesign:
         found = self._acquisition(self.source, *args, rng_key=rng_key, **kwargs, **self._options)
         if not isinstance(found, Mapping):
             raise TypeError(
-                f"A score returns a dictionary of arrays by observed site ({list(self._shapes)}); "
+                f"A score returns a dictionary of arrays by observed site ({list(self._places.shapes)}); "
                 f"{self._acquisition!r} returned a {type(found).__name__}."
             )
-        return {name: self._of_candidates(name, scores) for name, scores in found.items()}
-
-    def _of_candidates(self, name: str, scores: Any) -> Any:
-        """Scores of a user's own function may know nothing of what is seen."""
-        if self._enter is not None or np.shape(scores) != self._shapes.get(name):
-            return scores
-        return np.where(self._seen[name].reshape(self._shapes[name]), -np.inf, np.asarray(scores))
+        # Scores of a user's own function may know nothing of what is seen.
+        return {name: self._places.without_seen(name, scores) for name, scores in found.items()}
 
     def propose(self, rng_key: Array | None = None, *, size: int | None = None, **selection: Any) -> Any:
         """Choose the observation to make next. Nothing changes until it is told: see :meth:`observe`.
@@ -251,8 +225,8 @@ class SequentialDesign:
             self._proposed = {(c.site, c.place): c.score for c in chosen}
             places = [c if len({each.site for each in chosen}) > 1 else c.place for c in chosen]
             return places if isinstance(found, list) else places[0]
-        self._proposed = {(c.site, self._number(c.site, c.place)): c.score for c in chosen}
-        places = [c if len(self._shapes) > 1 else c.place for c in chosen]
+        self._proposed = {(c.site, self._places.number(c.site, c.place)): c.score for c in chosen}
+        places = [c if len(self._places.shapes) > 1 else c.place for c in chosen]
         return places if isinstance(found, list) else places[0]
 
     def observe(self, place: Any, value: Any) -> None:
@@ -269,14 +243,15 @@ class SequentialDesign:
         if isinstance(place, list) and len(place) != np.size(value):
             raise ValueError(f"{len(place)} places are told, and {np.size(value)} values.")
         pairs = list(zip(place, value, strict=True)) if isinstance(place, list) else [(place, value)]
-        taken = [(*self._candidate(one), told) for one, told in pairs]
+        taken = [(*self._places.candidate(one), told) for one, told in pairs]
         if len({(site, number) for site, number, _ in taken}) < len(taken):
             raise ValueError("The same observation is told twice at once.")
         before = outlooks(self.source)
-        steps = [self._checked(before[site], number, told) for site, number, told in taken]
-        state = self._since, self._bets
-        is_refit = self._calls_for_refit(before, taken) or self._pool is None
-        pool, old = self._pool, [(site, number, self._values[site][number]) for site, number, _ in taken]
+        steps = [checked_value(before[site], number, told) for site, number, told in taken]
+        rule = self._rule
+        self._rule = rule.after([(before[site], number, float(told)) for site, number, told in taken])
+        is_refit = self._rule.is_due or self._pool is None
+        pool, old = self._pool, [(site, number, self._places.values[site][number]) for site, number, _ in taken]
         snapshot = () if pool is None else pool.snapshot()
         try:
             self._take(taken, is_refit)
@@ -284,41 +259,36 @@ class SequentialDesign:
             score = float("nan") if self._test is None else float(self._test(self.source))
         except BaseException:  # of a user who waits no longer, or a fit that fails: nothing has been told
             for site, number, value_before in old:
-                self._values[site][number], self._seen[site][number] = value_before, False
-            self._pool, (self._since, self._bets) = pool, state
+                self._places.put(site, number, value_before, is_seen=False)
+            self._pool, self._rule = pool, rule
             if pool is not None:
                 pool.restore(snapshot)
             raise
         for (site, number, told), log_predictive in zip(taken, steps, strict=True):
-            self._steps.append(
-                {
-                    "site": site,
-                    "place": number,
-                    "value": float(told),
-                    "score": self._proposed.get((site, number), float("nan")),
-                    "log_predictive": log_predictive,
-                    "log_evidence": self.log_evidence,
-                    "test": score,
-                    "num_observed": self.num_observed,
-                    "seconds": seconds,
-                    "is_refit": is_refit and not isinstance(self._engine, SMC),
-                }
-            )
+            self._record((site, number), float(told), log_predictive, score, seconds, is_refit)
         self._proposed = {}
 
-    def _calls_for_refit(self, before: Mapping[str, Outlook], taken: list[tuple[str, int, Any]]) -> bool:
-        """Count observations, and say whether hyperparameters are to be learned anew."""
-        if self._refit_every == "evidence" and self._pool is not None:
-            gains = [log_gains(before[site], number, float(told)) for site, number, told in taken]
-            self._bets = self._bets.after(gains)
-        self._since += len(taken)
-        if isinstance(self._refit_every, int):
-            return self._since >= self._refit_every
-        return self._bets.are_won
+    def _record(
+        self, place: tuple[str, Any], value: float, log_predictive: float, test: float, seconds: float, is_refit: bool
+    ) -> None:
+        self._steps.append(
+            {
+                "site": place[0],
+                "place": int(place[1]) if np.ndim(place[1]) == 0 else -1,
+                "value": value,
+                "score": float(self._proposed.get(place, np.nan)),
+                "log_predictive": log_predictive,
+                "log_evidence": self.log_evidence,
+                "test": test,
+                "num_observed": len(self._steps) + 1 if self._enter is not None else self.num_observed,
+                "seconds": seconds,
+                "is_refit": is_refit and not isinstance(self._engine, SMC),
+            }
+        )
 
     def _take(self, taken: list[tuple[str, int, Any]], is_refit: bool) -> None:
         for site, number, told in taken:
-            self._values[site][number], self._seen[site][number] = float(told), True
+            self._places.put(site, number, float(told))
         if self._pool is None or is_refit:
             self.refit()
             return
@@ -338,22 +308,10 @@ class SequentialDesign:
             self._engine.update(*args, **kwargs)
         else:
             self._engine.run(self._rng_key, *args, **kwargs)
-        site, score = next(((s, c) for (s, at), c in self._proposed.items() if at == place), ("", float("nan")))
-        seconds = time.perf_counter() - started
-        self._steps.append(
-            {
-                "site": site,
-                "place": int(place) if np.ndim(place) == 0 else -1,
-                "value": float(value) if np.ndim(value) == 0 else float("nan"),
-                "score": score,
-                "log_predictive": self.log_evidence - before,
-                "log_evidence": self.log_evidence,
-                "test": float("nan") if self._test is None else float(self._test(self.source)),
-                "num_observed": len(self._steps) + 1,
-                "seconds": seconds,
-                "is_refit": not isinstance(self._engine, SMC),
-            }
-        )
+        site = next((site for site, at in self._proposed if at == place), "")
+        told, seconds = float(value) if np.ndim(value) == 0 else np.nan, time.perf_counter() - started
+        test = np.nan if self._test is None else float(self._test(self.source))
+        self._record((site, place), told, self.log_evidence - before, test, seconds, True)
         self._proposed = {}
 
     def refit(self) -> AnyEngine | SMC:
@@ -363,17 +321,13 @@ class SequentialDesign:
         :raises ValueError: if it cannot be told which arguments hold observations and mask.
         """
         arguments, call = self._arguments
-        values, seen = (
-            {site: part[site].reshape(shape) for site, shape in self._shapes.items()}
-            for part in (self._values, self._seen)
-        )
-        args, kwargs = call(with_told(arguments, self._argument_names, values, seen))
+        args, kwargs = call(with_told(arguments, self._argument_names, *self._places.in_shapes()))
         if isinstance(self._engine, SMC):
             self._engine.update(*args, **kwargs)
             return self._engine
         self._engine.run(self._rng_key, *args, init_state=self._engine.last_state, **kwargs)
         self._make_pool()
-        self._since, self._bets = 0, Bets()
+        self._rule = RefitRule(self._rule.every)
         return self._engine
 
     @property
@@ -390,52 +344,72 @@ class SequentialDesign:
         columns = {name: ("step", np.array([step[name] for step in self._steps])) for name in names}
         return xarray.Dataset(columns, coords={"step": np.arange(1, len(self._steps) + 1)})
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the engine and all that has been observed to a file, for :meth:`load`.
+
+        :param path: of the file.
+        :raises TypeError: if the engine cannot be saved; its :meth:`~numpyro_ext.infer.EP.save` says why.
+        """
+        design = {
+            "values": self._places.values,
+            "seen": self._places.seen,
+            "steps": self._steps,
+            "proposed": [(*place, float(score)) for place, score in self._proposed.items()],
+            "since": self._rule.since,
+            "log_capital": self._rule.bets.log_capital,
+        }
+        write_archive(path, {**self._engine._file_content(), "design": design})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], engine: BaseEngine[Any] | SMC, *args: Any, **kwargs: Any) -> Self:
+        """Go on with a design that :meth:`save` wrote.
+
+        ``SequentialDesign.load("design.npz", EP.load("design.npz", model))``: the file is that of the engine as well.
+
+        :param path: of the file.
+        :param engine: loaded from the same file.
+        :param args: further arguments of the constructor, which are not in the file: acquisition, options, functions.
+        :return: the design; what was observed since the last run of the engine is fitted again.
+        :raises ValueError: if the file holds no design, or the engine is that of another one.
+        """
+        saved = read_archive(path).get("design")
+        if saved is None:
+            raise ValueError(f"{os.fspath(path)!r} holds no SequentialDesign: it is the file of an engine.")
+        made = cls(engine, *args, **kwargs)
+        made._see(saved["values"], saved["seen"])
+        made._steps = saved["steps"]
+        made._proposed = {(site, place): score for site, place, score in saved["proposed"]}
+        made._rule = made._rule._replace(since=saved["since"], bets=Bets(saved["log_capital"]))
+        return made
+
+    def _see(self, values: Mapping[str, np.ndarray], seen: Mapping[str, np.ndarray]) -> None:
+        """Fit the observations of a design that the run of the engine does not have."""
+        new, pool = self._places.restore(values, seen), self._pool
+        if pool is None or not new:
+            return
+        for site, number, value in new:
+            pool.add(site, number, value)
+        pool.update()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_pool": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self._enter is None:
+            places, self._places = self._places, Places.of(*Observed.of(self._engine))
+            self._make_pool()
+            self._see(places.values, places.seen)
+
     # Which arguments hold what
 
     @cached_property
     def _argument_names(self) -> dict[str, tuple[str, str | None]]:
         """For each observed site the names of the arguments with its observations and its mask."""
-        return argument_names(self._arguments[0], _observed(self._engine), **self._given)
+        return argument_names(self._arguments[0], Observed.of(self._engine), **self._given)
 
     @property
     def _arguments(self) -> Any:
         """Arguments of the last run by name, and the function that makes a call of them."""
         engine = self._engine
         return bound_arguments(engine.model, engine._args, engine._kwargs)
-
-    # Candidates
-
-    def _number(self, site: str, place: object) -> int:
-        return int(np.ravel_multi_index(place if isinstance(place, tuple) else (place,), self._shapes[site]))
-
-    def _candidate(self, place: object) -> tuple[str, int]:
-        if isinstance(place, Candidate):
-            site, place = place.site, place.place
-        elif len(self._shapes) == 1:
-            (site,) = self._shapes
-        elif isinstance(place, tuple) and place and place[0] in self._shapes:
-            site, place = place[0], place[1]
-        else:
-            raise ValueError(f"Observations belong to one of {list(self._shapes)}: tell (site, place), got {place!r}.")
-        index = place if isinstance(place, tuple) else (place,)
-        try:
-            index = tuple(int(i) for i in index if int(i) == i)
-            number = self._number(site, index)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{place!r} is no place in site {site!r} of shape {self._shapes[site]}.") from error
-        if self._seen[site][number]:
-            raise ValueError(f"The observation at {place!r} of site {site!r} has a value already.")
-        return site, number
-
-    def _checked(self, outlook: Outlook, number: int, value: object) -> float:
-        """Log predictive density of a value, which has to be one of the support."""
-        try:
-            told = np.asarray(value, float)
-        except (TypeError, ValueError):
-            told = np.asarray(np.nan)
-        if told.ndim != 0 or not np.isfinite(told):
-            raise ValueError(f"The value of {outlook.name!r} must be one finite number, got {value!r}.")
-        found = float(outlook.log_predictive(np.array([number]), told[None])[0])
-        if found == -np.inf:
-            raise ValueError(f"{value!r} is no value that observation {number} of site {outlook.name!r} could have.")
-        return found

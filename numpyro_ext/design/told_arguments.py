@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
 
 from ..compilation.pytree import PyTree
 from ..infer.front.answers.joint_arguments import numbers_of
+from ..infer.front.engine import AnyEngine
+from ..infer.monte_carlo.run import SMCRun
+from ..infer.monte_carlo.smc import SMC
 from ..structure.model.running.pandas_arguments import is_pandas
 
 __all__ = ["Observed", "argument_names", "with_told"]
@@ -23,6 +26,19 @@ class Observed(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     values: dict[str, Any]
     masks: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, engine: AnyEngine | SMC) -> Self:
+        """Those of the last run of an engine."""
+        run = engine._finished()
+        if isinstance(run, SMCRun):
+            shapes = {n: tuple(site.batch_shape) for n, site in run.observations.items()}
+            masks = {n: np.broadcast_to(np.asarray(run.observations[n].mask), shape) for n, shape in shapes.items()}
+            return cls(shapes, {n: site.value for n, site in run.observations.items()}, masks)
+        reading = run.reading
+        shapes = {n: tuple(s) for n, s in zip(reading.observed_names, reading.factor_shapes, strict=False)}
+        masks = {n: np.asarray(reading.known_mask(n)) for n in shapes}
+        return cls(shapes, {n: reading.sites[n].value for n in shapes}, masks)
 
 
 def argument_names(

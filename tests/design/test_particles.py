@@ -107,7 +107,7 @@ def test_a_design_updates_the_particles(sampler):
     assert int(smc.history["stage"][-1]) == 3  # updates, no runs
     assert not design.history["is_refit"].values.any()
     engine = EP(probit, progress_bar=False)
-    engine.run(random.key(0), X, Y, design._seen["y"])
+    engine.run(random.key(0), X, Y, design._places.seen["y"])
     assert abs(design.log_evidence - engine.log_evidence) < 0.01 + 3.0 * smc.log_evidence.standard_error
     with pytest.raises(ValueError, match="has a value already"):
         design.observe(place, 1)

@@ -1,5 +1,7 @@
 """Observations one by one: equal to fits from scratch, nothing compiled, and what can go wrong on the way."""
 
+import pickle
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -10,7 +12,7 @@ from jax.scipy.stats import norm
 from numpyro import handlers
 
 from numpyro_ext.design import SequentialDesign, expected_information_gain, predictive_entropy, random_scores
-from numpyro_ext.design.prequential import Bets
+from numpyro_ext.design.prequential import RefitRule
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information
@@ -213,7 +215,7 @@ def test_an_interrupted_observation_is_as_if_it_had_not_been_told(refit_every, m
         with pytest.raises(KeyboardInterrupt):
             design.observe(1, 1 - LABELS[1])
     assert design.num_observed == FIRST.sum() and design.log_evidence == before and design.history.sizes["step"] == 0
-    assert design._bets == Bets()
+    assert design._rule == RefitRule(refit_every)
     design.observe(1, LABELS[1])
     expected = fitted(EP, FIRST | (np.arange(NUM) == 1))
     np.testing.assert_allclose(design.log_evidence, expected.log_evidence, atol=1e-7)
@@ -230,6 +232,33 @@ def test_placeholders_that_are_no_values_do_not_hide_the_observations():
     design.observe(1, LABELS[1])
     expected = fitted(EP, FIRST | (np.arange(NUM) == 1))
     np.testing.assert_allclose(design.log_evidence, expected.log_evidence, atol=1e-7)
+
+
+def test_a_design_goes_on_from_a_file_and_from_a_pickle(tmp_path):
+    design = SequentialDesign(fitted(EP, FIRST), refit_every=3)
+    for step in range(4):  # with a refit after the third
+        place = design.propose(random.key(step))
+        design.observe(place, LABELS[place])
+    proposed = design.propose(random.key(9))
+    design.save(tmp_path / "design.npz")
+    engine = EP.load(tmp_path / "design.npz", classifier)
+    engine.progress_bar = False
+    others = SequentialDesign.load(tmp_path / "design.npz", engine, refit_every=3), pickle.loads(pickle.dumps(design))
+    for other in others:
+        assert repr(other) == repr(design)
+        np.testing.assert_allclose(other.log_evidence, design.log_evidence, atol=1e-8)
+        np.testing.assert_allclose(other.scores()["y"], design.scores()["y"], atol=1e-7)
+    for each in (design, *others):
+        each.observe(proposed, LABELS[proposed])
+        each.observe(each.propose(random.key(10)), 1)  # after which it is refitted
+    for other in others:
+        for name in ("place", "score", "log_evidence", "is_refit"):
+            np.testing.assert_allclose(other.history[name], design.history[name], atol=1e-7)
+    design.engine.save(tmp_path / "engine.npz")
+    with pytest.raises(ValueError, match="holds no SequentialDesign"):
+        SequentialDesign.load(tmp_path / "engine.npz", engine)
+    with pytest.raises(ValueError, match="not among those of the saved design"):
+        SequentialDesign.load(tmp_path / "design.npz", design.engine)
 
 
 def test_what_cannot_be_observed_is_said(walked):

@@ -41,8 +41,11 @@ class KeptRun(ABC):
             operators, containers and objects of classes with a name in files
             (:func:`~numpyro_ext.linalg.saved_as`).
         """
-        content = {"engine": type(self).__name__, "options": self._options_given(), **self._content()}
-        write_archive(path, content)
+        write_archive(path, self._file_content())
+
+    def _file_content(self) -> dict[str, object]:
+        """Content of a file from which :meth:`load` makes the engine again."""
+        return {"engine": type(self).__name__, "options": self._options_given(), **self._content()}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Callable[..., object]) -> Self:
