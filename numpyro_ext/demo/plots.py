@@ -23,7 +23,6 @@ def plot_engines(results: Sequence[Result], path: Path) -> None:
     next."""
     figure, axes = plt.subplots(1, 3, figsize=(11.0, 3.8), sharex=True, sharey=True, layout="constrained")
     for axis, (nonlinearity, colour) in zip(axes, _COLOURS.items(), strict=True):
-        labelled: list[np.ndarray] = []
         for result in results:
             if result.nonlinearity != nonlinearity or result.draws is None:
                 continue
@@ -32,17 +31,19 @@ def plot_engines(results: Sequence[Result], path: Path) -> None:
                 axis.axvline(first, color=_INK, lw=1, ls=":", label="NUTS, first fit")
                 axis.axvline(later, color=_INK, lw=1, label="NUTS, next fit")
                 continue
-            axis.plot([later, first], [result.sd_gap] * 2, color=colour, lw=1, alpha=0.5)
+            axis.plot([later, first], [result.sd_gap] * 2, color=colour, lw=1, alpha=0.5, zorder=1.5)
             axis.plot(later, result.sd_gap, "o", color=colour, ms=6)
             axis.plot(first, result.sd_gap, "o", color="white", mec=colour, ms=6)
-            here = np.array([np.log10(later), 30.0 * result.sd_gap])
-            level = sum(bool(np.max(np.abs(here - there)) < 0.4) for there in labelled)
-            labelled.append(here)
-            label = {"xytext": (0, 6 + 10 * level), "textcoords": "offset points", "fontsize": 8, "ha": "center"}
-            axis.annotate(result.engine, (later, result.sd_gap), **label)
+            label = axis.annotate(
+                result.engine, (later, result.sd_gap), (-6, 0), textcoords="offset points", fontsize=8, ha="right"
+            )
+            # on the lines of others, and below their points
+            label.set(va="center_baseline", bbox={"fc": "white", "ec": "none", "pad": 0.5, "alpha": 0.85}, zorder=1.9)
         axis.set(xscale="log", xlabel="seconds (● next fit, ○ first fit)")
         axis.set_title(f"{nonlinearity} link", loc="left", fontsize=11)
         _despine(axis)
+    # Names stand to the left of their points.
+    axes[0].set_xlim(0.3 * min(result.next_seconds for result in results), None)
     axes[0].set_ylim(0.0, 0.05 + max(result.sd_gap for result in results))
     axes[0].set_ylabel("largest gap to the sd of NUTS")
     axes[0].legend(frameon=False, fontsize=8, loc="lower left")
