@@ -33,6 +33,9 @@ class EngineState(NamedTuple):
     """Digest of data, model, algorithm and fixed hyperparameters: where it is another one a state is only a place to
     start from."""
 
+    def __repr__(self) -> str:
+        return f"EngineState({np.size(self.values)} hyperparameters, {self.num_steps} steps)"
+
 
 class Fit(NamedTuple):
     """The outcome of a run."""
