@@ -162,9 +162,10 @@ def _judged(mcmc: MCMC, published: Published) -> dict[str, Any]:
 
 
 def variants(names: Iterable[str]) -> Iterator[str]:
-    """Names of engines, with how they treat hyperparameters where that is a choice."""
-    for name in names:
-        yield from [name] if name not in ENGINES or name == "INLA" else [f"{name} {how}" for how in _HOW]
+    """Engines on a Gaussian field, with how they treat hyperparameters where that is a choice: EP in both ways."""
+    for name in ENGINES:
+        if name in names:
+            yield from [name] if name == "INLA" else [f"{name} {how}" for how in (_HOW if name == "EP" else _HOW[1:])]
 
 
 def _fit(published: Published, variant: str) -> tuple[dict[str, Any], Any]:
@@ -216,7 +217,7 @@ def fit_all(work: Path, part: int = 0, parts: int = 1) -> None:
             continue
         number = _num_hyper(published) if published.is_latent_gaussian else None
         others = [OTHER_HOW] if number and "EP" in published.engines else []
-        runs = {variant: _fit(published, variant) for variant in (*variants(sorted(published.engines)), *others)}
+        runs = {variant: _fit(published, variant) for variant in (*variants(published.engines), *others)}
         found = {variant: fit for variant, (fit, _) in runs.items()}
         if number is not None:
             found["NUTS"] = _reference(published, runs.get("EP auto", (None, None))[1])

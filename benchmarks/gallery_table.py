@@ -133,7 +133,7 @@ def _rows(fits: dict[str, dict[str, Any]]) -> Iterator[str]:
             cells.append(text + ("" if own["converged"] else " ¹") + (" ²" if own.get("edges") else ""))
         nuts = fit.get("NUTS", {"trusted": True, "way": "none"})
         cells.append({"as written": ""}.get(nuts.get("way"), nuts.get("way")) if nuts.get("trusted") else "not trusted")
-        others = ", ".join(sorted(set(fit) - {*variants(ENGINES), "NUTS", "num_hyper", "name", OTHER_HOW}))
+        others = ", ".join(sorted(published.engines - set(ENGINES)))
         yield f"| `{name}` | {published.source} | " + " | ".join(cells) + f" | {others} |"
 
 
