@@ -212,12 +212,17 @@ def test_samplers_and_guides_are_sources():
     expected = expected_information_gain(engine, new)["y"]
     mcmc = MCMC(NUTS(regression), num_warmup=200, num_samples=2000, progress_bar=False)
     mcmc.run(random.key(0), x, y)
-    np.testing.assert_allclose(expected_information_gain(mcmc, new)["y"], expected, rtol=0.15)
+    np.testing.assert_allclose(expected_information_gain(mcmc, new)["y"], expected, rtol=0.07)
     guide = AutoMultivariateNormal(regression)
     svi = SVI(regression, guide, numpyro.optim.Adam(0.02), Trace_ELBO(num_particles=4))
     found = svi.run(random.key(1), 1500, x, y, progress_bar=False)
     draws = draws_of(guide, found.params, num_samples=2000, rng_key=random.key(2))
-    np.testing.assert_allclose(expected_information_gain(draws, new)["y"], expected, rtol=0.25)
+    # of a Gaussian with the variance that the guide has, which is not quite that of the posterior
+    wider = np.var(guide.sample_posterior(random.key(3), found.params, sample_shape=(20_000,))["slopes"])
+    wider /= engine.posterior["slopes"].variance[0]
+    exact = 0.5 * np.log1p(np.expm1(2.0 * expected) * wider)
+    np.testing.assert_allclose(expected_information_gain(draws, new)["y"], exact, rtol=0.07)
+    assert 0.8 < wider < 1.25
     weighted = draws_of({"slopes": jnp.array([[0.0], [0.5], [0.6]])}, model=regression, weights=[0.0, 1.0, 3.0])
     pair = draws_of({"slopes": jnp.array([[0.5], [0.6]])}, model=regression, weights=[0.25, 0.75])
     both = [expected_information_gain(source, new)["y"] for source in (weighted, pair)]
