@@ -11,6 +11,7 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal, norm, poisson
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate, predictive_moments
+from numpyro_ext.infer.gaussian.answers.leave_one_out import most_influential
 from tests.tiers import thorough
 
 KEY = jax.random.key(0)
@@ -165,10 +166,14 @@ def test_influential_observations_are_left_out_of_fits(engine):
 
 @pytest.mark.thorough
 def test_too_many_influential_observations_are_told(monkeypatch):
-    monkeypatch.setattr("numpyro_ext.infer.gaussian.run._MOST_REFITS", 4)
-    monkeypatch.setattr("numpyro_ext.infer.gaussian.run._SMALL_CHANGE", 0.0)
     engine = fit(EP, rectified, COUNTS)
-    with pytest.warns(UserWarning, match=r"4 of \d+ of them were left out of a fit\. cross_validate fits without each"):
+    run = engine._finished()
+    change, doubt = run.refit_without(most=4, small_change=0.0)
+    influential = most_influential(*run.leave_one_out)
+    np.testing.assert_array_equal(np.flatnonzero(change), np.sort(influential[:4]))
+    assert doubt == f"4 of {influential.size} of them were left out of a fit"
+    monkeypatch.setitem(run.__dict__, "refits_without", (change, doubt))
+    with pytest.warns(UserWarning, match=rf"{doubt}\. cross_validate fits without each"):
         engine.loo()
 
 

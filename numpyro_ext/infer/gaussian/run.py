@@ -43,9 +43,6 @@ LARGEST_SHIFT = 0.25
 _FEW_OUTLIERS = 0.01
 """Share of observations whose weights may fail: ArviZ says so of single ones."""
 _REFITS_AT_ONCE = 4
-_MOST_REFITS = 64
-_SMALL_CHANGE = 0.02
-"""Change of a log density by a fit without the observation, below which no more are fitted."""
 
 
 @dataclass(eq=False, repr=False)
@@ -261,27 +258,34 @@ class GaussianRun(FinishedRun):
 
     @cached_property
     def refits_without(self) -> tuple[np.ndarray, str]:
+        """The answer of :meth:`refit_without`, kept."""
+        return self.refit_without()
+
+    def refit_without(self, most: int = 64, small_change: float = 0.02) -> tuple[np.ndarray, str]:
         """Change of the log predictive densities of the most influential factors without themselves where all others
         are fitted again, at the mode; zero of other factors. And a reason to doubt that this is enough, if any.
 
         Factors are left out in the order of their influence, until some in a row change little.
+
+        :param int most: number of factors left out at most.
+        :param float small_change: change of a log density below which no more are fitted.
         """
         held, within = self._held_at_mode
         change, rows = np.zeros_like(held), most_influential(held, within)
         factors = self.reading.compiled_form(self.inputs[1]).potentials
         if all(isinstance(factor, GaussianPotential) for factor in factors):  # their sites are exact
             return change, ""
-        for start in range(0, min(rows.size, _MOST_REFITS), _REFITS_AT_ONCE):
+        for start in range(0, min(rows.size, most), _REFITS_AT_ONCE):
             # always as many, so that one program serves all
             some = np.resize(rows[start : start + _REFITS_AT_ONCE], _REFITS_AT_ONCE)
             found, converged = map(np.asarray, self.programs.refit_without(*self.inputs, jnp.asarray(some)))
             if not converged.all():
                 return change, "a fit without one of them did not converge"
             change[some] = found - held[some]
-            if np.max(np.abs(change[some])) < _SMALL_CHANGE:
+            if np.max(np.abs(change[some])) < small_change:
                 return change, ""
-        is_all = rows.size <= _MOST_REFITS
-        return change, "" if is_all else f"{_MOST_REFITS} of {rows.size} of them were left out of a fit"
+        is_all = rows.size <= most
+        return change, "" if is_all else f"{most} of {rows.size} of them were left out of a fit"
 
     @cached_property
     def against_weights(self) -> tuple[str, ...]:
