@@ -196,7 +196,7 @@ def marginal_reliability(
     response: Response,
     mean: ArrayLike = 0.0,
     covariance: ArrayLike = 1.0,
-    items: Any = None,
+    items: object = None,
 ) -> Array:
     r"""Reliability of a test in a population of traits: the share of their variance that the answers tell.
 

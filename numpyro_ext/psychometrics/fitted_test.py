@@ -109,7 +109,7 @@ def _checked(
     answers: np.ndarray,
     names: list[str] | None,
     number: np.ndarray | None,
-    population: tuple[Any, Any] | None,
+    population: tuple[object, object] | None,
 ) -> FittedTest:
     if answers.ndim != 2 or traits.ndim not in (1, 2) or len(traits) != len(answers):
         raise ValueError(

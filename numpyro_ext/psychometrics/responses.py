@@ -42,7 +42,7 @@ class FittedResponse:
     values: Mapping[str, Array] = field(repr=False)
     """Values of the sites of the items, with an axis of draws in front where there are draws."""
 
-    def __call__(self, theta: Any) -> dist.Distribution:
+    def __call__(self, theta: object) -> dist.Distribution:
         """Distribution of the answers: ``Categorical``, or ``Normal`` for real answers."""
         theta = jnp.asarray(theta)
         theta = theta.astype(jnp.result_type(theta, float))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -38,7 +38,7 @@ class CanonicalCorrelations(NamedTuple):
 _Criterion = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
-def rotate(loadings: ArrayLike, method: Any = "varimax", *, oblique: bool | None = None, seed: int = 0) -> Rotation:
+def rotate(loadings: ArrayLike, method: object = "varimax", *, oblique: bool | None = None, seed: int = 0) -> Rotation:
     r"""Rotate loadings, which several traits without a pattern leave undetermined.
 
     ``"varimax"`` maximises the variance of squared loadings within traits (Kaiser, 1958). ``"oblimin"`` minimises

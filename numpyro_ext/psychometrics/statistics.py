@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -246,10 +246,10 @@ def local_dependence(
 
 
 def test_retest(
-    source: Any,
-    second: Any,
+    source: object,
+    second: object,
     *,
-    first: Any = None,
+    first: object = None,
     num_draws: int = 100,
     rng_key: Array | None = None,
     trait: str = "trait",

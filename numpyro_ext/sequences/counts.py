@@ -329,7 +329,7 @@ def occurrences_before(keys: np.ndarray) -> np.ndarray:
     return found
 
 
-def _log_share(counts: np.ndarray, total: Any, eps: float, num_items: int) -> np.ndarray:
+def _log_share(counts: np.ndarray, total: object, eps: float, num_items: int) -> np.ndarray:
     """Logarithm of smoothed shares, uniform where nothing is counted and nothing added."""
     denominator = np.asarray(total) + num_items * eps
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -101,7 +101,7 @@ class EventSequences(Shown):
         return found
 
     @classmethod
-    def from_lists(cls, sequences: Mapping[Any, Iterable[Any]] | Iterable[Iterable[Any]]) -> EventSequences:
+    def from_lists(cls, sequences: Mapping[object, Iterable[object]] | Iterable[Iterable[object]]) -> EventSequences:
         """Sequences from one list of items for each user; lists may be empty.
 
         :param sequences: lists of labels in order, or a mapping from users to such lists.
@@ -388,7 +388,7 @@ def _codes(name: str, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     return found, codes
 
 
-def _is_missing(label: Any) -> bool:
+def _is_missing(label: object) -> bool:
     try:
         return label is None or bool(label != label)  # noqa: PLR0124 (nan)
     except TypeError:  # pandas.NA has no truth value

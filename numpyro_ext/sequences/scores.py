@@ -216,7 +216,7 @@ class SequenceComparison(Shown):
 
 
 def compare_sequences(
-    predictors: Mapping[str, Any] | Sequence[Any], split: EventSplit, *, ranks: bool = False
+    predictors: Mapping[str, object] | Sequence[object], split: EventSplit, *, ranks: bool = False
 ) -> SequenceComparison:
     """Scores of several predictors on the test events of one division.
 

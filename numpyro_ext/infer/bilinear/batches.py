@@ -41,12 +41,12 @@ __all__ = ["fit_batches"]
 def fit_batches(
     engine: BilinearVG,
     rng_key: Array,
-    batches: Iterable[tuple[Any, ...] | Mapping[str, Any]],
+    batches: Iterable[tuple[object, ...] | Mapping[str, object]],
     *,
     over: str,
     num_epochs: int = 50,
     init_state: EngineState | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> BilinearVG:
     """Fit a bilinear model to data that come in batches, each with some vectors of one side and all of their cells.
 
@@ -111,7 +111,9 @@ def fit_batches(
         return _iterate(run, batches, num_epochs)
 
 
-def _iterate(run: _BatchRun, batches: Iterable[tuple[Any, ...] | Mapping[str, Any]], num_epochs: int) -> BilinearVG:
+def _iterate(
+    run: _BatchRun, batches: Iterable[tuple[object, ...] | Mapping[str, object]], num_epochs: int
+) -> BilinearVG:
     """Epochs, and a last one that leaves the shared vectors where they are and finds the objective."""
     engine = run.engine
     trace: list[float] = []
@@ -176,7 +178,7 @@ class _BatchRun:
         if not self.num_batches:
             raise ValueError("There is no batch: batches is empty.")
 
-    def add(self, batch: tuple[Any, ...] | Mapping[str, Any]) -> None:
+    def add(self, batch: tuple[object, ...] | Mapping[str, object]) -> None:
         """Read one more batch and visit it."""
         try:
             self._read(batch)
@@ -186,7 +188,7 @@ class _BatchRun:
         # Shared vectors that have seen other batches must not forget them before these have been visited.
         self.visit(self.num_batches - 1, moves_shared=self.init_state is None)
 
-    def _read(self, batch: tuple[Any, ...] | Mapping[str, Any]) -> None:
+    def _read(self, batch: tuple[object, ...] | Mapping[str, object]) -> None:
         engine, number = self.engine, self.num_batches
         args = () if isinstance(batch, Mapping) else tuple(batch)
         kwargs = {**self.kwargs, **(batch if isinstance(batch, Mapping) else {})}

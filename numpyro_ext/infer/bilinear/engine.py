@@ -161,7 +161,7 @@ class BilinearVG(BilinearAnswers):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
         covariance: Covariance = "diagonal",
         num_steps: int = 1000,
@@ -359,7 +359,7 @@ class BilinearVG(BilinearAnswers):
         super()._keep(run, labels)
         run.check_widths()
 
-    def _num_restarts(self, reading: BilinearReading, checkpoint: Any) -> int:
+    def _num_restarts(self, reading: BilinearReading, checkpoint: object) -> int:
         if self.num_restarts is not None:
             return self.num_restarts
         is_small = sum(cells.size for cells in reading.cells) <= self._most_cells_restarted
@@ -454,7 +454,7 @@ class BilinearVG(BilinearAnswers):
     # Persistence
 
     def _restore(
-        self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, content: dict[str, object], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> BilinearRun:
         reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
         result = fit_from_content(content, reading, space, programs.init_state)

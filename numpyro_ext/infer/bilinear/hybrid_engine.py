@@ -214,7 +214,7 @@ class BilinearEP(BilinearAnswers):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: Callable[..., object],
         *,
         num_steps: int = 500,
         tol: float | None = None,
@@ -354,7 +354,7 @@ class BilinearEP(BilinearAnswers):
     # Persistence
 
     def _restore(
-        self, content: dict[str, Any], rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, content: dict[str, object], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> BilinearRun:
         reading, space, programs, answers = self._prepare(rng_key, args, kwargs, check=False)
         if isinstance(programs, NoisyModel):

@@ -46,7 +46,7 @@ _spectral_start = jax.jit(hybrid.spectral_start)
 
 
 @jax.jit
-def _paced(form: NoisyBilinear, rows: Moments, columns: Moments, damping: Any) -> noise.Paced:
+def _paced(form: NoisyBilinear, rows: Moments, columns: Moments, damping: object) -> noise.Paced:
     messages = noise.init(form, rows, columns)
     dtype = messages.factor.shift.dtype
     return noise.Paced(messages, jnp.asarray(damping, dtype), jnp.asarray(jnp.inf, dtype), jnp.asarray(0))
@@ -311,7 +311,13 @@ class NoiseRun(BilinearRun):
         return self._by_site(reading, expected_ranks(draws, reading.index[0]))
 
     def fold_in(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, side: str, unlisted_cells: Unlisted
+        self,
+        rng_key: Array,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *,
+        side: str,
+        unlisted_cells: Unlisted,
     ) -> BilinearRun:
         form, sites = self.noisy.form, self.noisy.sites
         held = form.cells.column_index if side == "rows" else form.cells.row_index

@@ -53,7 +53,7 @@ def bilinear_programs(
     space: UnconstrainedSpace,
     families: tuple[core.Family, core.Family],
     tol: float,
-    devices: tuple[Any, ...] | None = None,
+    devices: tuple[object, ...] | None = None,
     solver: Solver = "natural-gradient",
     choice: ClosedChoice | None = None,
 ) -> BilinearPrograms:

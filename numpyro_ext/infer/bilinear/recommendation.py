@@ -56,7 +56,7 @@ class RankingQuality(NamedTuple):
 
 
 def recommend_items(
-    engine: Any, users: ArrayLike, k: int = 10, *, by: By = "joint", exclude: Literal["listed", "nothing"] = "listed"
+    engine: object, users: ArrayLike, k: int = 10, *, by: By = "joint", exclude: Literal["listed", "nothing"] = "listed"
 ) -> Recommendations:
     r"""The columns with the largest predicted values for some rows, such as the items that a person may like.
 
@@ -109,7 +109,7 @@ def recommend_items(
 
 
 def ranking_quality(
-    engine: Any,
+    engine: object,
     test_rows: ArrayLike,
     test_cols: ArrayLike,
     k: Sequence[int] = (10, 20),

@@ -159,7 +159,7 @@ class BilinearRun(FinishedRun):
             return append_common(rows, self.common), columns
         return rows, append_common(columns, self.common)
 
-    def predict(self, rng_key: Array, *args: Any, **kwargs: Any) -> NoReturn:
+    def predict(self, rng_key: Array, *args: object, **kwargs: object) -> NoReturn:
         """There is none; see what this says instead."""
         raise RuntimeError(
             "predict needs one Gaussian field, and this model has a product of two. fold_in(rng_key, *new_args) gives "
@@ -320,7 +320,13 @@ class BilinearRun(FinishedRun):
         return places.similar(rng_key, index, num_similar=num_similar, num_samples=num_samples)
 
     def fold_in(
-        self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any], *, side: str, unlisted_cells: Unlisted
+        self,
+        rng_key: Array,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        *,
+        side: str,
+        unlisted_cells: Unlisted,
     ) -> BilinearRun:
         """The run of new vectors of one side, while the other side and the hyperparameters stay as they are."""
         self._refuse_censored("new vectors would have shares of the censored pairs: fit all of them together")

@@ -85,9 +85,9 @@ class IndependenceMetropolis(MCMCKernel):
         self,
         rng_key: Array,
         num_warmup: int,
-        init_params: Any = None,
-        model_args: tuple[Any, ...] = (),
-        model_kwargs: dict[str, Any] | None = None,
+        init_params: object = None,
+        model_args: tuple[object, ...] = (),
+        model_kwargs: dict[str, object] | None = None,
     ) -> IndependenceState:
         """First state of a chain, or of several where the key is one of several."""
         weigh = log_weight_and_sites(self._reparam, model_args, model_kwargs or {})
@@ -126,7 +126,7 @@ class IndependenceMetropolis(MCMCKernel):
         return found
 
     def sample(
-        self, state: IndependenceState, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None
+        self, state: IndependenceState, model_args: tuple[object, ...], model_kwargs: dict[str, object] | None
     ) -> IndependenceState:
         """State after one proposal."""
         assert self._sample_fn is not None  # as init goes before

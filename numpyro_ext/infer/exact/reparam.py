@@ -123,7 +123,7 @@ class PosteriorReparam:
 
         return in_coordinates
 
-    def transform_sample(self, latent: Mapping[str, Any] | Array) -> dict[str, Array]:
+    def transform_sample(self, latent: Mapping[str, object] | Array) -> dict[str, Array]:
         """Draws of the model's latent sites from draws of the reparameterised model.
 
         :param latent: what ``mcmc.get_samples()`` returns, by chain or not, or the draws of its coordinates alone,

@@ -84,7 +84,7 @@ class AdaptiveQuadrature(Engine):
     _integrated_run_class = IntegratedQuadratureRun
 
     def __init__(
-        self, model: Callable[..., Any], *, num_nodes: int | None = None, **options: Unpack[GaussianOptions]
+        self, model: Callable[..., object], *, num_nodes: int | None = None, **options: Unpack[GaussianOptions]
     ) -> None:
         super().__init__(model, **options)
         if num_nodes is not None:

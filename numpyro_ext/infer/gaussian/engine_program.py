@@ -130,7 +130,7 @@ class EngineProgram:
             out[name] = mean[here].reshape(whole), variance[here].reshape(whole)
         return out
 
-    def log_evidence(self, arrays: Mapping[str, Any], state: ProgramState) -> Array:
+    def log_evidence(self, arrays: Mapping[str, object], state: ProgramState) -> Array:
         """Log evidence at the hyperparameters of ``state``, which is a fit to these arrays.
 
         Its derivatives in arrays and in ``state.hyper`` are those of fits that follow, as the sites are stationary.

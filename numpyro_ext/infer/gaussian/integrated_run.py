@@ -184,7 +184,7 @@ class IntegratedRun(GaussianRun):
     def affine_sites(
         self,
         shapes: Mapping[str, tuple[int, ...]],
-        marginals_at: Callable[[Point, Callable[..., Any]], Mapping[str, Any]],
+        marginals_at: Callable[[Point, Callable[..., object]], Mapping[str, object]],
         covariance_at: Callable[[Point, str], Array],
     ) -> dict[str, SitePosterior]:
         """Mixtures over the design; see :meth:`GaussianRun.affine_sites`."""

@@ -133,7 +133,7 @@ class _NodeAnswers(GaussianRun):
     def affine_sites(
         self,
         shapes: Mapping[str, tuple[int, ...]],
-        marginals_at: Callable[[Point, Callable[..., Any]], Mapping[str, Any]],
+        marginals_at: Callable[[Point, Callable[..., object]], Mapping[str, object]],
         covariance_at: Callable[[Point, str], Array],
     ) -> dict[str, SitePosterior]:
         """Posteriors of quantities affine in the field, with draws of the density at the nodes."""

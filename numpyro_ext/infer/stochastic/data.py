@@ -124,7 +124,7 @@ class Sequences(NamedTuple):
         return _digest((self.events, self.validation))
 
 
-def _digest(arrays: Any) -> str:
+def _digest(arrays: object) -> str:
     found = blake2b(digest_size=16)
     for array in map(np.asarray, jax.tree.leaves(arrays)):
         found.update(f"{array.dtype}{array.shape}".encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -94,10 +94,10 @@ class ChunkedSVI:
 
     def __init__(
         self,
-        model: Callable[..., Any],
-        guide: Callable[..., Any] | None = None,
+        model: Callable[..., object],
+        guide: Callable[..., object] | None = None,
         optim: optax.GradientTransformation | None = None,
-        loss: Any = None,
+        loss: object = None,
         *,
         plate: str,
         batch_size: int,
@@ -132,16 +132,16 @@ class ChunkedSVI:
     def run(
         self,
         rng_key: Array,
-        data: Any,
+        data: object,
         *,
         num_epochs: int,
-        carry: Any = None,
+        carry: object = None,
         patience: int | None = None,
-        init_params: Mapping[str, Any] | None = None,
+        init_params: Mapping[str, object] | None = None,
         init_state: TrainingState | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_minutes: float = 10.0,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> ChunkedFit:
         """Train.
 
@@ -239,7 +239,7 @@ class ChunkedSVI:
         rng_key: Array,
         source: Rows | Sequences,
         setting: Setting,
-        init_params: Mapping[str, Any] | None,
+        init_params: Mapping[str, object] | None,
         given: TrainingState | None,
     ) -> TrainingState:
         """State to begin with, from the model or from one that is given."""

@@ -33,7 +33,7 @@ class LaplaceProgram(Program):
     """
 
     def __init__(
-        self, model: Callable[..., Any], optim: optax.GradientTransformation, plate: str, chunk: int | None
+        self, model: Callable[..., object], optim: optax.GradientTransformation, plate: str, chunk: int | None
     ) -> None:
         super().__init__(model, _gaussians(model, plate), optim, Trace_ELBO(), plate, chunk)
         static = ("length", "setting")
@@ -48,9 +48,9 @@ class LaplaceProgram(Program):
         key: Array,
         num_rows: int | None,
         users: Array,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         setting: Setting,
-        init_params: Mapping[str, Any] | None = None,
+        init_params: Mapping[str, object] | None = None,
     ) -> Parameters:
         parameters = super().init(key, num_rows, users, args, setting, init_params)
         given = Given(self.constrained(parameters), setting.arrays, setting.carry)
@@ -70,8 +70,8 @@ class LaplaceProgram(Program):
         users: Array,
         num_chunks: int,
         events: Events,
-        carry: Any,
-        arrays: Mapping[str, Any],
+        carry: object,
+        arrays: Mapping[str, object],
         width: int,
         setting: Setting,
     ) -> tuple[Parameters, Array, Array, Array]:
@@ -90,8 +90,8 @@ class LaplaceProgram(Program):
         rate: Array | float,
         users: Array,
         events: Events,
-        carry: Any,
-        arrays: Mapping[str, Any],
+        carry: object,
+        arrays: Mapping[str, object],
         length: int,
         setting: Setting,
     ) -> tuple[Parameters, Array, Array]:
@@ -140,8 +140,8 @@ class LaplaceProgram(Program):
         values: dict[str, Array],
         users: Array,
         events: Events,
-        carry: Any,
-        arrays: Mapping[str, Any],
+        carry: object,
+        arrays: Mapping[str, object],
         length: int,
         setting: Setting,
     ) -> tuple[dict[str, Array], Array]:

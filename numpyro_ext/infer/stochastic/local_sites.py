@@ -23,7 +23,7 @@ class InBatch(Messenger):
 
     def __init__(
         self,
-        fn: Callable[..., Any] | None,
+        fn: Callable[..., object] | None,
         plate: str,
         rows: Array,
         local: Mapping[str, int],

@@ -32,7 +32,7 @@ class Setting:
     :param int num_rows: size of the plate.
     """
 
-    def __init__(self, kwargs: Mapping[str, Any], carry: Any, num_rows: int) -> None:
+    def __init__(self, kwargs: Mapping[str, Any], carry: object, num_rows: int) -> None:
         self.kwargs, self.carry, self.num_rows = dict(kwargs), carry, num_rows
         self.arrays = {name: value for name, value in kwargs.items() if isinstance(value, jax.Array | np.ndarray)}
         self.options = {name: value for name, value in kwargs.items() if name not in self.arrays}
@@ -86,10 +86,10 @@ class Program:
 
     def __init__(
         self,
-        model: Callable[..., Any],
-        guide: Callable[..., Any] | None,
+        model: Callable[..., object],
+        guide: Callable[..., object] | None,
         optim: optax.GradientTransformation,
-        loss: Any,
+        loss: object,
         plate: str,
         chunk: int | None,
     ) -> None:
@@ -112,9 +112,9 @@ class Program:
         key: Array,
         num_rows: int | None,
         users: Array,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         setting: Setting,
-        init_params: Mapping[str, Any] | None = None,
+        init_params: Mapping[str, object] | None = None,
     ) -> Parameters:
         """Initial parameters; finds the local ones.
 
@@ -232,8 +232,8 @@ class Program:
         key: Array,
         rate: Array | float,
         users: Array,
-        data: tuple[Any, ...],
-        arrays: Mapping[str, Any],
+        data: tuple[object, ...],
+        arrays: Mapping[str, object],
         setting: Setting,
     ) -> tuple[Parameters, Array, Array, Array]:
         """One step on some rows: parameters, key, loss, and whether it was finite; what was not is not taken."""
@@ -251,8 +251,8 @@ class Program:
         users: Array,
         num_chunks: Array,
         events: Events,
-        carry: Any,
-        arrays: Mapping[str, Any],
+        carry: object,
+        arrays: Mapping[str, object],
         width: int,
         setting: Setting,
     ) -> tuple[Parameters, Array, Array, Array]:
@@ -303,8 +303,8 @@ class Program:
         users: Array,
         num_chunks: Array,
         events: Events,
-        carry: Any,
-        arrays: Mapping[str, Any],
+        carry: object,
+        arrays: Mapping[str, object],
         width: int,
         setting: Setting,
     ) -> Array:
@@ -370,8 +370,8 @@ class Program:
         user: Array,
         length: Array,
         items: Array,
-        carry: Any,
-        arrays: Mapping[str, Any],
+        carry: object,
+        arrays: Mapping[str, object],
         width: int,
         setting: Setting,
     ) -> Array:

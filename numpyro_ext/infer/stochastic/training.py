@@ -168,7 +168,7 @@ def _interrupts() -> Iterator[list[bool]]:
         return
     before = signal.getsignal(signal.SIGINT)
 
-    def note(number: int, frame: Any) -> None:
+    def note(number: int, frame: object) -> None:
         asked.append(True)
         signal.signal(signal.SIGINT, before)  # a second one ends the program's patience
 

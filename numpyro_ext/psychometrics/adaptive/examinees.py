@@ -124,7 +124,7 @@ class Examinees:
         is_category: NDArray[np.bool_] = self.beliefs.bank.table(points)[0, 0] > ABSENT
         return is_category
 
-    def outlooks(self, focus: Any = None, shape: tuple[int, ...] | None = None) -> dict[str, Outlook]:
+    def outlooks(self, focus: object = None, shape: tuple[int, ...] | None = None) -> dict[str, Outlook]:
         """The outlook on every answer, for scores.
 
         :param focus: numbers of the traits that matter, alone or by the name of their site; all by default.
@@ -145,7 +145,7 @@ class Examinees:
         }
 
 
-def _numbers(focus: Any, num_traits: int) -> tuple[int, ...] | None:
+def _numbers(focus: object, num_traits: int) -> tuple[int, ...] | None:
     """Numbers of the traits in focus.
 
     :raises ValueError: if there are no such traits.

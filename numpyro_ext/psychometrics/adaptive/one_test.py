@@ -73,20 +73,20 @@ class AdaptiveTest:
 
     def __init__(
         self,
-        source: Any,
+        source: object,
         acquisition: Acquisition = expected_information_gain,
         *,
-        stop: Mapping[str, Any] | None = None,
-        exposure: Mapping[str, Any] | None = None,
-        content: Any = None,
+        stop: Mapping[str, object] | None = None,
+        exposure: Mapping[str, object] | None = None,
+        content: object = None,
         items: Items = "posterior",
         num_draws: int = 100,
         rng_key: Array | None = None,
         prior: tuple[ArrayLike, ArrayLike] | None = None,
-        answers: Mapping[int, Any] | None = None,
+        answers: Mapping[int, object] | None = None,
         trait: str = "trait",
         num_nodes: int | None = None,
-        **person: Any,
+        **person: object,
     ) -> None:
         if rng_key is not None:
             check_key(rng_key, "AdaptiveTest(..., rng_key=jax.random.key(0))")
@@ -244,7 +244,7 @@ class AdaptiveTest:
         return int(told)
 
     def for_another_person(
-        self, *, answers: Mapping[int, Any] | None = None, rng_key: Array | None = None
+        self, *, answers: Mapping[int, object] | None = None, rng_key: Array | None = None
     ) -> AdaptiveTest:
         """A test of another person with the same items, rules and prior; nothing is computed or compiled again.
 

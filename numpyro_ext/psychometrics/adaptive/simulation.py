@@ -119,7 +119,7 @@ def _path(
     administration: Administration,
     num_items: int,
     rng_key: Array,
-    update: Callable[[], Any],
+    update: Callable[[], object],
 ) -> dict[str, Floats | Ints]:
     """Items, answers and what is known after them, people first and steps second."""
     people = Examinees(beliefs, len(told))

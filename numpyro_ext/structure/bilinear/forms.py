@@ -132,7 +132,7 @@ class BilinearForms(ModelReading):
 
         return common_block(log_prior, predict, self.common_size, jnp.result_type(float))
 
-    def log_prior(self, hyper: Mapping[str, Any], data: Sequence[Any] | None = None) -> Array:
+    def log_prior(self, hyper: Mapping[str, object], data: Sequence[object] | None = None) -> Array:
         """Log prior density of the hyperparameters in the constrained space, without that of common sites."""
         names = [n for n in self._prior_factors if n not in self.common_sites]
         return self._sum_factors(names, self._env(hyper, data))

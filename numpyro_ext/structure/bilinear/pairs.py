@@ -77,7 +77,7 @@ class EmittedPairs(Messenger):
         msg["value"], msg["scale"] = np.ones(len(counts), int), counts
 
 
-def _added_up(name: str, table: Any, support: PairTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _added_up(name: str, table: object, support: PairTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows, columns and total counts of the different pairs of a table."""
     if isinstance(table, jax.core.Tracer):
         raise ModelStructureError(f"the pairs of site '{name}' must be known when the model is read.", site=name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import numpyro.distributions as dist
@@ -137,9 +137,9 @@ def read_bilinear(
 
 def _read_pairs(
     reading: partial[BilinearReading],
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    model: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     options: ReadOptions,
 ) -> BilinearReading:
     """A model of censored pairs as one of those that were emitted."""

@@ -201,7 +201,7 @@ def most_influential(without: np.ndarray, within: np.ndarray) -> np.ndarray:
 
 
 def log_refitted(
-    form: LatentGaussian, algorithm: Algorithm, state: Any, rows: Array, *, num_steps: int, tol: float
+    form: LatentGaussian, algorithm: Algorithm, state: object, rows: Array, *, num_steps: int, tol: float
 ) -> tuple[Array, Array]:
     """Log predictive densities of factors under fits without them, one fit for each.
 

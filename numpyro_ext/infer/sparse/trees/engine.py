@@ -93,7 +93,7 @@ class TreeFitter:
         self,
         rng_key: Array,
         args: tuple[object, ...],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
         init_state: EngineState | None = None,
         *,
         reading: SparseLinearReading | None = None,

@@ -62,7 +62,7 @@ def find_noise(
 
 class _Search:
     def __init__(
-        self, reading: BilinearReading, form_at: FormAt, free: tuple[str, ...], fixed: Mapping[str, Any]
+        self, reading: BilinearReading, form_at: FormAt, free: tuple[str, ...], fixed: Mapping[str, object]
     ) -> None:
         self.reading, self.form_at, self.free = reading, form_at, free
         start = {**reading.initial_hyper(), **fixed}
@@ -93,7 +93,7 @@ class _Search:
             site=name,
         )
 
-    def look(self, hyper: Mapping[str, Any]) -> _Seen:
+    def look(self, hyper: Mapping[str, object]) -> _Seen:
         form = self.form_at({n: jnp.asarray(v) for n, v in hyper.items()})
         potential: Any = form.potential
         parts = {"coupling": form.coupling, "row": form.row_linear, "column": form.column_linear}
@@ -213,7 +213,7 @@ class _Search:
         if latent:
             raise self.refusal(name, f"its prior depends on {latent}")
 
-    def slope(self, name: str, value: np.ndarray, hyper: Mapping[str, Any]) -> np.ndarray:
+    def slope(self, name: str, value: np.ndarray, hyper: Mapping[str, object]) -> np.ndarray:
         """Derivative of the log prior of a site in its elements, at a value of all of them."""
         if name not in self.slopes:
 
@@ -358,7 +358,7 @@ class _Search:
             check("prior variances of the vectors", expected.variances[side], seen.variances[side])
 
 
-def form_parts(noisy: NoisyBilinear, names: NoiseSites, hyper: Mapping[str, Any]) -> _Seen:
+def form_parts(noisy: NoisyBilinear, names: NoiseSites, hyper: Mapping[str, object]) -> _Seen:
     """Coefficients, cut points and priors of the form at values of the latent sites."""
 
     def of(name: str) -> np.ndarray:

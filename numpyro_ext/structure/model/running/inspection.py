@@ -130,7 +130,7 @@ def inspect_sites(call: ModelCall, init_values: Mapping[str, object]) -> dict[st
     return _inspect_all({n: {**site, **arrays.get(n, {})} for n, site in static.items()})
 
 
-def _inspect_all(sites: Mapping[str, dict[str, Any]]) -> dict[str, SiteInfo]:
+def _inspect_all(sites: Mapping[str, dict[str, object]]) -> dict[str, SiteInfo]:
     kinds = ("sample", "param", "deterministic", "plate")
     return {n: _inspect(n, site) for n, site in sites.items() if site["type"] in kinds}
 

@@ -167,7 +167,10 @@ class AffineRows:
 
     @staticmethod
     def select(
-        program: Program, values: Mapping[int, Any], parts: Parts, evaluate: Callable[..., list[Any]] | None = None
+        program: Program,
+        values: Mapping[int, object],
+        parts: Parts,
+        evaluate: Callable[..., list[object]] | None = None,
     ) -> Array:
         """The selected elements, from any values from which they follow.
 

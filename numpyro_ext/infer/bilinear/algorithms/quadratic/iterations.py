@@ -67,7 +67,7 @@ def fold_closed(
         own = getattr(state, side)
         return closed.values_of_side(state, views, side, options) - divergence(own, getattr(form, side))
 
-    def proceed(carry: tuple[Any, Array, Array, Array]) -> Array:
+    def proceed(carry: tuple[object, Array, Array, Array]) -> Array:
         _, _, change, count = carry
         return (count < num_steps) & ~(change < limit)
 

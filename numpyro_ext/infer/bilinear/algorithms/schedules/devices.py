@@ -57,7 +57,9 @@ class OneDevice:
     def __init__(self, take_step: Callable[..., tuple[Block, Array, Array, Array]] = steps.step_side) -> None:
         self._take_step = take_step
 
-    def _on_devices(self, function: Callable[..., _Result], in_specs: Any, out_specs: Any) -> Callable[..., _Result]:
+    def _on_devices(
+        self, function: Callable[..., _Result], in_specs: object, out_specs: object
+    ) -> Callable[..., _Result]:
         """A function that every device computes of the parts that it holds of the arguments."""
         return function
 
@@ -207,7 +209,9 @@ class Division:
     :param int num_rows: number of rows.
     """
 
-    def __init__(self, devices: Sequence[Any], row_index: np.ndarray, column_index: np.ndarray, num_rows: int) -> None:
+    def __init__(
+        self, devices: Sequence[object], row_index: np.ndarray, column_index: np.ndarray, num_rows: int
+    ) -> None:
         self.devices = tuple(devices)
         self.places = place_rows(row_index, column_index, num_rows, len(self.devices))
         digest = hashlib.blake2b(digest_size=16)
@@ -236,9 +240,11 @@ class SeveralDevices(OneDevice):
         self._places = division.places
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(self._mesh, _EVERYWHERE))
 
-    def _on_devices(self, function: Callable[..., _Result], in_specs: Any, out_specs: Any) -> Callable[..., _Result]:
+    def _on_devices(
+        self, function: Callable[..., _Result], in_specs: object, out_specs: object
+    ) -> Callable[..., _Result]:
         # Views have a leading axis for the devices.
-        def run(*args: Any) -> _Result:
+        def run(*args: object) -> _Result:
             return function(*(jax.tree.map(lambda x: x[0], a) if isinstance(a, core.Views) else a for a in args))
 
         divided: Callable[..., _Result] = jax.shard_map(
