@@ -24,7 +24,7 @@ from numpyro_ext.structure.bilinear.form import Bilinear, CoupledSide, GaussianS
 from .bilinear_once import RANK, Counts, make_counts, make_form
 from .compilation import Compiled, compile_function
 from .own_process import in_own_process
-from .results_table import Row, at_most
+from .results_table import at_most
 
 NUM_ROWS, NUM_COLUMNS, NUM_CELLS = 2000, 1000, 538_423
 
@@ -105,21 +105,17 @@ def test_sweep_against_one_iteration(name, dtype, race, results, company):
     one, eleven = PEERS[name](data)
     seconds, short, long = race(ours.run, one, eleven, rounds=9)
     iteration = (long - short) / 10.0
-    results.add(
-        Row(
-            item=f"Mean-field sweep, 2000 × 1000, 538,423 cells, rank 10, against {name}",
-            dtype=dtype,
-            seconds=seconds,
-            peer=f"{name}, one iteration",
-            peer_seconds=iteration,
-            figure="time ratio",
-            value=seconds / iteration,
-            target=at_most(1.0) if name == "hpfrec" else None,
-            compile_seconds=ours.seconds,
-            peak_bytes=ours.peak_bytes,
-            remark="Single precision in the peers that have it; ours steps both sides, and never lowers the bound."
-            + company,
-        )
+    results.record(
+        f"Mean-field sweep, 2000 × 1000, 538,423 cells, rank 10, against {name}",
+        dtype=dtype,
+        seconds=seconds,
+        peer=f"{name}, one iteration",
+        peer_seconds=iteration,
+        target=at_most(1.0) if name == "hpfrec" else None,
+        compile_seconds=ours.seconds,
+        peak_bytes=ours.peak_bytes,
+        remark="Single precision in the peers that have it; ours steps both sides, and never lowers the bound."
+        + company,
     )
 
 
@@ -166,21 +162,18 @@ def test_pairs_against_cells(race, results, company):
     matrices = jnp.eye(num_items) + jnp.ones((rank, num_items, num_items))
     inverse = compile_function(lambda x: cholesky_inverse(cholesky(x)), matrices)
     seconds, plain, cubes = race(sweeps[0].run, sweeps[1].run, inverse.run, rounds=3)
-    results.add(
-        Row(
-            item="BilinearVG by components, 50,000 pairs, 500 users, 100 items, rank 20: a sweep",
-            dtype="float64",
-            seconds=seconds,
-            peer="50,000 plain cells of the same rank",
-            peer_seconds=plain,
-            figure="time ratio, less one inverse of 100² for each component",
-            value=(seconds - cubes) / plain,
-            target=at_most(2.0),
-            compile_seconds=sweeps[0].seconds,
-            peak_bytes=sweeps[0].peak_bytes,
-            peer_peak_bytes=sweeps[1].peak_bytes,
-            remark=f"The inverses take {1e3 * cubes:.1f} ms.{company}",
-        )
+    results.record(
+        "BilinearVG by components, 50,000 pairs, 500 users, 100 items, rank 20: a sweep",
+        seconds=seconds,
+        peer="50,000 plain cells of the same rank",
+        peer_seconds=plain,
+        figure="time ratio, less one inverse of 100² for each component",
+        value=(seconds - cubes) / plain,
+        target=at_most(2.0),
+        compile_seconds=sweeps[0].seconds,
+        peak_bytes=sweeps[0].peak_bytes,
+        peer_peak_bytes=sweeps[1].peak_bytes,
+        remark=f"The inverses take {1e3 * cubes:.1f} ms.{company}",
     )
 
 
@@ -197,21 +190,18 @@ def test_growth(what, race, results, company):
     problems = [compile_sweep(make_counts(*shape), rank, "diagonal") for shape, rank, _ in GROWTH[what]]
     seconds = race(*(p.run for p in problems[::-1]), rounds=7)[::-1]
     sizes = [size for *_, size in GROWTH[what]]
-    results.add(
-        Row(
-            item=f"Mean-field sweep, growth in {what}",
-            dtype="float64",
-            seconds=seconds[-1],
-            peer=f"{sizes[0]} instead of {sizes[-1]} {what}",
-            peer_seconds=seconds[0],
-            figure="exponent",
-            value=float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0]),
-            target=at_most(1.2),
-            compile_seconds=problems[-1].seconds,
-            peak_bytes=problems[-1].peak_bytes,
-            peer_peak_bytes=problems[0].peak_bytes,
-            remark=company.strip(),
-        )
+    results.record(
+        f"Mean-field sweep, growth in {what}",
+        seconds=seconds[-1],
+        peer=f"{sizes[0]} instead of {sizes[-1]} {what}",
+        peer_seconds=seconds[0],
+        figure="exponent",
+        value=float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0]),
+        target=at_most(1.2),
+        compile_seconds=problems[-1].seconds,
+        peak_bytes=problems[-1].peak_bytes,
+        peer_peak_bytes=problems[0].peak_bytes,
+        remark=company.strip(),
     )
 
 
@@ -224,38 +214,30 @@ def test_ten_million_cells(results, company):
     """A process of its own reads a model of ten million cells, and makes some sweeps."""
     found = _run_once("whole", "--num-cells", "10000000")
     gibibytes = found["peak_bytes"] / 2**30
-    results.add(
-        Row(
-            item="BilinearVG, 100,000 × 10,000, 10,000,000 cells, rank 10 and biases",
-            dtype="float64",
-            seconds=found["seconds"],
-            peer="",
-            peer_seconds=None,
-            figure="GiB at most",
-            value=gibibytes,
-            target=at_most(8.0),
-            peak_bytes=found["peak_bytes"],
-            remark=f"Reading the model, compiling and 2 sweeps. Memory is that of the whole process.{company}",
-        )
+    results.record(
+        "BilinearVG, 100,000 × 10,000, 10,000,000 cells, rank 10 and biases",
+        seconds=found["seconds"],
+        peer="",
+        figure="GiB at most",
+        value=gibibytes,
+        target=at_most(8.0),
+        peak_bytes=found["peak_bytes"],
+        remark=f"Reading the model, compiling and 2 sweeps. Memory is that of the whole process.{company}",
     )
 
 
 def test_ten_million_cells_in_batches(results, company):
     """The same number of cells in twenty batches of rows."""
     found = _run_once("batches", "--num-cells", "10000000")
-    results.add(
-        Row(
-            item="fit_batches, 20 times 5,000 × 10,000, 10,000,000 cells, rank 10 and biases",
-            dtype="float64",
-            seconds=found["seconds"],
-            peer="",
-            peer_seconds=None,
-            figure="GiB at most",
-            value=found["peak_bytes"] / 2**30,
-            target=at_most(8.0),
-            peak_bytes=found["peak_bytes"],
-            remark=f"Reading, compiling, 2 epochs and the objective. Memory is that of the whole process.{company}",
-        )
+    results.record(
+        "fit_batches, 20 times 5,000 × 10,000, 10,000,000 cells, rank 10 and biases",
+        seconds=found["seconds"],
+        peer="",
+        figure="GiB at most",
+        value=found["peak_bytes"] / 2**30,
+        target=at_most(8.0),
+        peak_bytes=found["peak_bytes"],
+        remark=f"Reading, compiling, 2 epochs and the objective. Memory is that of the whole process.{company}",
     )
 
 
@@ -263,18 +245,13 @@ def test_ten_million_cells_in_batches(results, company):
 def test_four_devices(family, results):
     """Rows divided between four host devices: how evenly, and what is sent."""
     found = _run_once("devices", "--family", family, num_devices=4)
-    results.add(
-        Row(
-            item=f"Sweep on four devices, {family} covariances, 4000 × 500, 200,000 cells: work of the busiest",
-            dtype="float64",
-            seconds=None,
-            peer="a fourth of the cells",
-            peer_seconds=None,
-            figure="ratio",
-            value=found["most_cells"] / (found["num_cells"] / 4),
-            target=at_most(1.1),
-            remark=f"Collectives in the compiled sweep: {found['collective_bytes']} bytes, which is "
-            f"{found['collective_bytes'] / found['column_bytes']:.2f} times the means and covariances of the columns. "
-            f"Bound equal to that of one device to {found['relative_gap']:.0e}.",
-        )
+    results.record(
+        f"Sweep on four devices, {family} covariances, 4000 × 500, 200,000 cells: work of the busiest",
+        peer="a fourth of the cells",
+        figure="ratio",
+        value=found["most_cells"] / (found["num_cells"] / 4),
+        target=at_most(1.1),
+        remark=f"Collectives in the compiled sweep: {found['collective_bytes']} bytes, which is "
+        f"{found['collective_bytes'] / found['column_bytes']:.2f} times the means and covariances of the columns. "
+        f"Bound equal to that of one device to {found['relative_gap']:.0e}.",
     )

@@ -27,7 +27,7 @@ from numpyro_ext.structure import read_latent_gaussian
 
 from .bench_ranking import read_preferences
 from .compilation import compile_function, compile_sweep
-from .results_table import Row, at_most
+from .results_table import at_most
 
 NUM_TEAMS, NUM_CONTESTS = 1000, 100_000
 
@@ -74,20 +74,16 @@ def test_sweep_of_a_league(results):
 
     least = compile_function(floor, 2.0 * jnp.eye(NUM_TEAMS) + 1e-4, jnp.asarray(won, float))
     ours, theirs = turns(3, sweep.run, least.run)
-    results.add(
-        Row(
-            item=f"EP sweep, {NUM_TEAMS} teams, {NUM_CONTESTS:,} contests",
-            dtype="float64",
-            seconds=ours,
-            peer="Cholesky factor, its inverse, one pass over the contests",
-            peer_seconds=theirs,
-            figure="ratio of CPU-seconds",
-            value=ours / theirs,
-            target=at_most(3.0),
-            compile_seconds=sweep.seconds,
-            peak_bytes=sweep.peak_bytes,
-            peer_peak_bytes=least.peak_bytes,
-        )
+    results.record(
+        f"EP sweep, {NUM_TEAMS} teams, {NUM_CONTESTS:,} contests",
+        seconds=ours,
+        peer="Cholesky factor, its inverse, one pass over the contests",
+        peer_seconds=theirs,
+        figure="ratio of CPU-seconds",
+        target=at_most(3.0),
+        compile_seconds=sweep.seconds,
+        peak_bytes=sweep.peak_bytes,
+        peer_peak_bytes=least.peak_bytes,
     )
 
 
@@ -104,18 +100,14 @@ def test_fit_of_a_league(results, name):
     first, second, won = leagues[-1]
     pairs = np.stack([np.where(won, first, second), np.where(won, second, first)], axis=1)
     theirs = cpu_seconds(lambda: getattr(choix, name)(NUM_TEAMS, pairs, alpha=1.0 if name == "opt_pairwise" else 1e-3))
-    results.add(
-        Row(
-            item=f"Warm fit by EP with standard deviations, {NUM_TEAMS} teams, {NUM_CONTESTS:,} contests",
-            dtype="float64",
-            seconds=min(fits),
-            peer=f"choix.{name}, a point",
-            peer_seconds=theirs,
-            figure="ratio of CPU-seconds",
-            value=min(fits) / theirs,
-            target=at_most(0.1) if name == "opt_pairwise" else None,
-            compile_seconds=fits[0] - min(fits),
-        )
+    results.record(
+        f"Warm fit by EP with standard deviations, {NUM_TEAMS} teams, {NUM_CONTESTS:,} contests",
+        seconds=min(fits),
+        peer=f"choix.{name}, a point",
+        peer_seconds=theirs,
+        figure="ratio of CPU-seconds",
+        target=at_most(0.1) if name == "opt_pairwise" else None,
+        compile_seconds=fits[0] - min(fits),
     )
 
 
@@ -168,18 +160,14 @@ def test_one_person(results, num_items, num_pairs):
     )
     size = f"{num_items} items, {num_pairs} comparisons"
     for what, ours, limit in (("warm", min(fits[1:]), 0.3), ("cold", fits[0], 4.0)):
-        results.add(
-            Row(
-                item=f"EP, one person's process with scale and length, {size}, {what}",
-                dtype="float64",
-                seconds=ours,
-                peer="BoTorch's PairwiseGP",
-                peer_seconds=min(peer),
-                figure="ratio of CPU-seconds",
-                value=ours / min(peer),
-                target=at_most(limit),
-                remark=remark,
-            )
+        results.record(
+            f"EP, one person's process with scale and length, {size}, {what}",
+            seconds=ours,
+            peer="BoTorch's PairwiseGP",
+            peer_seconds=min(peer),
+            figure="ratio of CPU-seconds",
+            target=at_most(limit),
+            remark=remark,
         )
 
 
@@ -201,18 +189,14 @@ def test_learning_of_shared_tastes(results):
             lambda: collaborative_em(data.pairs, kernel, 2, **quick).prior,
             lambda: collaborative_em(data.pairs, kernel, 2, **plain).prior,
         )
-    results.add(
-        Row(
-            item="Shared tastes of 200 people by L-BFGS, to the objective of 160 iterations of EM",
-            dtype="float64",
-            seconds=ours,
-            peer="these iterations",
-            peer_seconds=theirs,
-            figure="ratio of CPU-seconds",
-            value=ours / theirs,
-            target=at_most(0.2),
-            remark=f"{num_fits} fits of all people.",
-        )
+    results.record(
+        "Shared tastes of 200 people by L-BFGS, to the objective of 160 iterations of EM",
+        seconds=ours,
+        peer="these iterations",
+        peer_seconds=theirs,
+        figure="ratio of CPU-seconds",
+        target=at_most(0.2),
+        remark=f"{num_fits} fits of all people.",
     )
 
 
@@ -232,17 +216,13 @@ def test_a_million_comparisons(results):
     _, converged = jax.block_until_ready(evaluate(hyper, reading.data))
     fit = time.process_time() - start
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    results.add(
-        Row(
-            item="EP with gradient, a million comparisons of 20,000 people, 1000 items, from the start",
-            dtype="float64",
-            seconds=fit,
-            peer="memory",
-            peer_seconds=None,
-            figure="GiB, of the whole process",
-            value=memory,
-            target=at_most(8.0),
-            remark=f"Read in {seconds:.0f} CPU-s; {'converged' if converged else 'not converged'}; CPU-seconds, with "
-            "compilation.",
-        )
+    results.record(
+        "EP with gradient, a million comparisons of 20,000 people, 1000 items, from the start",
+        seconds=fit,
+        peer="memory",
+        figure="GiB, of the whole process",
+        value=memory,
+        target=at_most(8.0),
+        remark=f"Read in {seconds:.0f} CPU-s; {'converged' if converged else 'not converged'}; CPU-seconds, with "
+        "compilation.",
     )

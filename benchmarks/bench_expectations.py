@@ -13,7 +13,6 @@ from jax import Array
 from numpyro_ext.potentials import LogitPotential, ProbitPotential, StudentTPotential, logistic_bound
 
 from .compilation import compile_function
-from .results_table import Row
 
 NUM_SITES = 10**5
 
@@ -44,20 +43,18 @@ def test_bounds(race, results, name, num_pieces, dtype):
     seconds, peer_seconds = race(ours.run, peer.run, rounds=7)
     excess = np.asarray(ours.run()[0]) - np.asarray(peer.run()[0])
     pieces = f", {num_pieces} pieces" if "piecewise" in str(name) else ""
-    results.add(
-        Row(
-            item=f"{bound.name}{pieces}, 10⁵ values and slopes",
-            dtype=np.dtype(dtype).name,
-            seconds=seconds,
-            peer="exact expectation",
-            peer_seconds=peer_seconds,
-            figure="evaluations per second",
-            value=NUM_SITES / seconds,
-            compile_seconds=ours.seconds,
-            peak_bytes=ours.peak_bytes,
-            peer_peak_bytes=peer.peak_bytes,
-            remark=f"{peer_seconds / seconds:.3g} times those of the peer; mean excess {excess.mean():.1e}.",
-        )
+    results.record(
+        f"{bound.name}{pieces}, 10⁵ values and slopes",
+        dtype=np.dtype(dtype).name,
+        seconds=seconds,
+        peer="exact expectation",
+        peer_seconds=peer_seconds,
+        figure="evaluations per second",
+        value=NUM_SITES / seconds,
+        compile_seconds=ours.seconds,
+        peak_bytes=ours.peak_bytes,
+        peer_peak_bytes=peer.peak_bytes,
+        remark=f"{peer_seconds / seconds:.3g} times those of the peer; mean excess {excess.mean():.1e}.",
     )
 
 
@@ -75,18 +72,15 @@ def test_panels(race, results, family, is_wide):
 
     ours, peer = (compile_function(expectation(one), mean, variance) for one in (potential, LogitPotential(label)))
     seconds, peer_seconds = race(ours.run, peer.run, rounds=5)
-    results.add(
-        Row(
-            item=f"expectation by panels, {family}, 10³ {'wide' if is_wide else 'narrow'} Gaussians",
-            dtype="float64",
-            seconds=seconds,
-            peer="exact logistic expectation",
-            peer_seconds=peer_seconds,
-            figure="evaluations per second",
-            value=number / seconds,
-            compile_seconds=ours.seconds,
-            peak_bytes=ours.peak_bytes,
-            peer_peak_bytes=peer.peak_bytes,
-            remark=f"{peer_seconds / seconds:.3g} times those of the peer.",
-        )
+    results.record(
+        f"expectation by panels, {family}, 10³ {'wide' if is_wide else 'narrow'} Gaussians",
+        seconds=seconds,
+        peer="exact logistic expectation",
+        peer_seconds=peer_seconds,
+        figure="evaluations per second",
+        value=number / seconds,
+        compile_seconds=ours.seconds,
+        peak_bytes=ours.peak_bytes,
+        peer_peak_bytes=peer.peak_bytes,
+        remark=f"{peer_seconds / seconds:.3g} times those of the peer.",
     )

@@ -9,7 +9,7 @@ import pytest
 
 from .fit_once import NUM_SAMPLES, NUM_WARMUP, PROBLEMS
 from .own_process import in_own_process
-from .results_table import Row, at_least
+from .results_table import at_least
 
 
 def fit(engine: str, problem: str, num_samples: int = NUM_SAMPLES) -> dict[str, Any]:
@@ -56,22 +56,16 @@ def test_whole_fit(benchmark, results, problem):
         run = f"NUTS, {NUM_WARMUP} + {NUM_SAMPLES} transitions"
         peers = {run: nuts_seconds, "NUTS, equally accurate (calculated)": nuts_seconds + extra_seconds}
         for peer, peer_seconds in peers.items():
-            results.add(
-                Row(
-                    item=f"whole fit, {problem}, {temperature}",
-                    dtype="float64",
-                    seconds=seconds,
-                    peer=peer,
-                    peer_seconds=peer_seconds,
-                    figure="speed-up",
-                    value=peer_seconds / seconds,
-                    target=at_least(target),
-                    compile_seconds=ep["cold_seconds"] - ep["warm_seconds"],
-                    peak_bytes=ep["peak_bytes"],
-                    peer_peak_bytes=nuts["peak_bytes"],
-                    remark=(
-                        f"Error of the means of {run} {nuts_error:.3f} posterior deviations, of EP's {ep_error:.3f} at "
-                        f"most, against a reference of {num_reference} draws; equal after {num_draws:.0f} draws."
-                    ),
-                )
+            results.record(
+                f"whole fit, {problem}, {temperature}",
+                seconds=seconds,
+                peer=peer,
+                peer_seconds=peer_seconds,
+                figure="speed-up",
+                target=at_least(target),
+                compile_seconds=ep["cold_seconds"] - ep["warm_seconds"],
+                peak_bytes=ep["peak_bytes"],
+                peer_peak_bytes=nuts["peak_bytes"],
+                remark=f"Error of the means of {run} {nuts_error:.3f} posterior deviations, of EP's {ep_error:.3f} at "
+                f"most, against a reference of {num_reference} draws; equal after {num_draws:.0f} draws.",
             )

@@ -14,7 +14,7 @@ from numpyro_ext.potentials import ProbitPotential, RectifiedLinearPoissonPotent
 from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
 from .compilation import compile_function, compile_sweep
-from .results_table import Row, at_most
+from .results_table import at_most
 
 SIZES = (500, 1000, 2000)
 
@@ -62,31 +62,23 @@ def test_sweep(race, results, likelihood, dtype):
     seconds = race(*[compiled.run for compiled in runs], rounds=10)
     for i, size in enumerate(SIZES):
         ours, floor = runs[2 * i], runs[2 * i + 1]
-        results.add(
-            Row(
-                item=f"EP sweep, Gaussian process, {likelihood}, n = {size}",
-                dtype=np.dtype(dtype).name,
-                seconds=seconds[2 * i],
-                peer="Cholesky and triangular inverse",
-                peer_seconds=seconds[2 * i + 1],
-                figure="time ratio",
-                value=seconds[2 * i] / seconds[2 * i + 1],
-                target=at_most(3),
-                compile_seconds=ours.seconds,
-                peak_bytes=ours.peak_bytes,
-                peer_peak_bytes=floor.peak_bytes,
-            )
+        results.record(
+            f"EP sweep, Gaussian process, {likelihood}, n = {size}",
+            dtype=np.dtype(dtype).name,
+            seconds=seconds[2 * i],
+            peer="Cholesky and triangular inverse",
+            peer_seconds=seconds[2 * i + 1],
+            target=at_most(3),
+            compile_seconds=ours.seconds,
+            peak_bytes=ours.peak_bytes,
+            peer_peak_bytes=floor.peak_bytes,
         )
     exponents = [np.polyfit(np.log(SIZES), np.log(seconds[i::2]), 1)[0] for i in range(2)]
-    results.add(
-        Row(
-            item=f"EP sweep, Gaussian process, {likelihood}, n = {SIZES[0]} to {SIZES[-1]}",
-            dtype=np.dtype(dtype).name,
-            seconds=None,
-            peer="Cholesky and triangular inverse",
-            peer_seconds=None,
-            figure="exponent of growth",
-            value=float(exponents[0]),
-            remark=f"That of the floor: {exponents[1]:.2f}.",
-        )
+    results.record(
+        f"EP sweep, Gaussian process, {likelihood}, n = {SIZES[0]} to {SIZES[-1]}",
+        dtype=np.dtype(dtype).name,
+        peer="Cholesky and triangular inverse",
+        figure="exponent of growth",
+        value=float(exponents[0]),
+        remark=f"That of the floor: {exponents[1]:.2f}.",
     )

@@ -60,21 +60,16 @@ def test_sweep(race, results, name, side):
     ours = compile_sweep(jax.jit(reading.form)({}, reading.data))
     floor = compile_function(jnp.linalg.cholesky, jnp.eye(size) + 0.5 / size)
     seconds, peer_seconds = race(ours.run, floor.run, rounds=5 if side < 64 else 1)
-    results.add(
-        Row(
-            item=f"EP sweep, image {name}, {side} x {side}",
-            dtype="float64",
-            seconds=seconds,
-            peer=f"Cholesky, {size} x {size}",
-            peer_seconds=peer_seconds,
-            figure="time ratio",
-            value=seconds / peer_seconds,
-            target=at_most(4),
-            compile_seconds=ours.seconds,
-            peak_bytes=ours.peak_bytes,
-            peer_peak_bytes=floor.peak_bytes,
-            remark=f"{(ours.peak_bytes or 0) / size / 1e3:.0f} kB per pixel.",
-        )
+    results.record(
+        f"EP sweep, image {name}, {side} x {side}",
+        seconds=seconds,
+        peer=f"Cholesky, {size} x {size}",
+        peer_seconds=peer_seconds,
+        target=at_most(4),
+        compile_seconds=ours.seconds,
+        peak_bytes=ours.peak_bytes,
+        peer_peak_bytes=floor.peak_bytes,
+        remark=f"{(ours.peak_bytes or 0) / size / 1e3:.0f} kB per pixel.",
     )
 
 
@@ -107,18 +102,15 @@ def test_denoising_whole(benchmark, results):
     shrunk = threshold()
     peer_seconds = time.perf_counter() - start
     seconds = benchmark.stats.stats.min
-    results.add(
-        Row(
-            item="structured mean field, denoising 256 x 256, whole",
-            dtype="float64",
-            seconds=seconds,
-            peer="soft thresholds, BayesShrink",
-            peer_seconds=peer_seconds,
-            figure="gain in dB",
-            value=decibels(image, found) - decibels(image, shrunk),
-            compile_seconds=cold - seconds,
-            remark=f"{decibels(image, found):.2f} dB against {decibels(image, shrunk):.2f} dB.",
-        )
+    results.record(
+        "structured mean field, denoising 256 x 256, whole",
+        seconds=seconds,
+        peer="soft thresholds, BayesShrink",
+        peer_seconds=peer_seconds,
+        figure="gain in dB",
+        value=decibels(image, found) - decibels(image, shrunk),
+        compile_seconds=cold - seconds,
+        remark=f"{decibels(image, found):.2f} dB against {decibels(image, shrunk):.2f} dB.",
     )
 
 

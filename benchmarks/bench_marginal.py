@@ -20,7 +20,7 @@ from numpyro.infer import MCMC, NUTS, init_to_median
 from numpyro_ext.infer import EP, LaplaceApproximation, marginalize
 from tests.gallery import MODELS
 
-from .results_table import Row, at_least, at_most
+from .results_table import at_least, at_most
 
 NUM_WARMUP, NUM_SAMPLES = 1000, 2000
 REFERENCE_CHAINS, NUM_REFERENCE = 2, 10_000
@@ -202,16 +202,13 @@ def test_marginal_chain(benchmark, results, name):
         ("largest gap of a mean, sd", mean_gap, at_most(0.1), f"of the short chain of the whole {own_gap[0]:.3f}"),
         ("largest gap of an sd, relative", deviation_gap, at_most(0.1), f"of that chain {own_gap[1]:.3f}"),
     ):
-        results.add(
-            Row(
-                item=f"marginal NUTS, {name}",
-                dtype="float64",
-                seconds=ours.seconds,
-                peer="NUTS on the whole",
-                peer_seconds=full.seconds,
-                figure=figure,
-                value=value,
-                target=target,
-                remark=more,
-            )
+        results.record(
+            f"marginal NUTS, {name}",
+            seconds=ours.seconds,
+            peer="NUTS on the whole",
+            peer_seconds=full.seconds,
+            figure=figure,
+            value=value,
+            target=target,
+            remark=more,
         )

@@ -27,7 +27,7 @@ from numpyro_ext.linalg.cholesky import cholesky, inverse_lower
 from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.structure import read_latent_gaussian
 
-from .results_table import Row, at_least, at_most
+from .results_table import at_least, at_most
 
 RANK, LENGTH = 10, 20
 SWEEPS_AT_ONCE, MAX_SWEEPS = 5, 100
@@ -167,33 +167,27 @@ def compare(results: Any, plays: Plays, name: str) -> None:
     about = f"{name}, {plays.shape[0]} × {plays.shape[1]} with its zeros, rank {RANK}"
     peers = {"hpfrec": goal, "popularity": popularity(plays), "one constant rate": constant(plays)}
     for peer, value in peers.items():
-        results.add(
-            Row(
-                item=f"Mean field of {about}",
-                dtype="float64",
-                seconds=seconds,
-                peer=peer,
-                peer_seconds=peer_seconds if peer == "hpfrec" else None,
-                figure=f"recall at {LENGTH}, ratio",
-                value=best / max(value, 1e-12),
-                target=at_least(1),
-                remark=f"Recall {best:.4f} after {num_sweeps} sweeps, of the peer {value:.4f}. Time with reading and "
-                "compiling.",
-            )
+        results.record(
+            f"Mean field of {about}",
+            seconds=seconds,
+            peer=peer,
+            peer_seconds=peer_seconds if peer == "hpfrec" else None,
+            figure=f"recall at {LENGTH}, ratio",
+            value=best / max(value, 1e-12),
+            target=at_least(1),
+            remark=f"Recall {best:.4f} after {num_sweeps} sweeps, of the peer {value:.4f}. Time with reading and "
+            "compiling.",
         )
-    results.add(
-        Row(
-            item=f"Mean field of {about}, until it ranks as well as hpfrec at its end",
-            dtype="float64",
-            seconds=time_to_goal if np.isfinite(time_to_goal) else None,
-            peer="hpfrec, its own stopping rule",
-            peer_seconds=peer_seconds,
-            figure="time ratio",
-            value=time_to_goal / peer_seconds,
-            target=at_most(0.5),
-            remark=f"Recall at {LENGTH} to be reached: {goal:.4f}; popularity has {peers['popularity']:.4f}. Infinite "
-            "where it is not reached. Ours with reading and compiling.",
-        )
+    results.record(
+        f"Mean field of {about}, until it ranks as well as hpfrec at its end",
+        seconds=time_to_goal if np.isfinite(time_to_goal) else None,
+        peer="hpfrec, its own stopping rule",
+        peer_seconds=peer_seconds,
+        figure="time ratio",
+        value=time_to_goal / peer_seconds,
+        target=at_most(0.5),
+        remark=f"Recall at {LENGTH} to be reached: {goal:.4f}; popularity has {peers['popularity']:.4f}. Infinite "
+        "where it is not reached. Ours with reading and compiling.",
     )
 
 
@@ -288,31 +282,23 @@ def time_preferences(data: Any, rank: int) -> Preferences:
 def test_preferences_of_many_users(results):
     found = time_preferences(simulate_preferences(5000, 100, 10), rank=2)
     remark = f"Read in {found.reading:.1f} s; evidence and gradient at the sites {found.gradient:.2f} s."
-    results.add(
-        Row(
-            item="EP sweep, preferences of 5000 users, 10 comparisons each, of 100 items",
-            dtype="float64",
-            seconds=found.sweep,
-            peer="Cholesky factors and their inverses, of the same blocks",
-            peer_seconds=found.blocks,
-            figure="ratio of CPU-seconds",
-            value=found.sweep / found.blocks,
-            target=at_most(4),
-            remark=remark,
-        )
+    results.record(
+        "EP sweep, preferences of 5000 users, 10 comparisons each, of 100 items",
+        seconds=found.sweep,
+        peer="Cholesky factors and their inverses, of the same blocks",
+        peer_seconds=found.blocks,
+        figure="ratio of CPU-seconds",
+        target=at_most(4),
+        remark=remark,
     )
-    results.add(
-        Row(
-            item="EP with gradient, preferences of 5000 users, 10 comparisons each, of 100 items",
-            dtype="float64",
-            seconds=found.next_gradient,
-            peer="memory",
-            peer_seconds=None,
-            figure="GiB, of the whole process",
-            value=found.gibibytes,
-            target=at_most(1),
-            remark="Covariances written out for each user would take 0.4 GiB a copy.",
-        )
+    results.record(
+        "EP with gradient, preferences of 5000 users, 10 comparisons each, of 100 items",
+        seconds=found.next_gradient,
+        peer="memory",
+        figure="GiB, of the whole process",
+        value=found.gibibytes,
+        target=at_most(1),
+        remark="Covariances written out for each user would take 0.4 GiB a copy.",
     )
 
 
@@ -322,20 +308,16 @@ def test_preferences_for_films(results):
     except FileNotFoundError as error:
         pytest.skip(str(error))
     found = time_preferences(data, rank=30)
-    results.add(
-        Row(
-            item=f"EP, evidence with its gradient, MovieLens-100K, all {len(data.pairs)} best-worst pairs, rank 30",
-            dtype="float64",
-            seconds=found.next_gradient,
-            peer="two cores for three seconds",
-            peer_seconds=6.0,
-            figure="ratio of CPU-seconds",
-            value=found.next_gradient / 6.0,
-            target=at_most(1),
-            remark=f"With the fit from that of parameters nearby; a sweep {found.sweep:.2f} s, the gradient at the "
-            f"sites {found.gradient:.2f} s, reading {found.reading:.1f} s, {found.gibibytes:.2f} GiB in all, blocks "
-            f"{', '.join(f'{count} of {size}' for count, size in found.shapes)}.",
-        )
+    results.record(
+        f"EP, evidence with its gradient, MovieLens-100K, all {len(data.pairs)} best-worst pairs, rank 30",
+        seconds=found.next_gradient,
+        peer="two cores for three seconds",
+        peer_seconds=6.0,
+        figure="ratio of CPU-seconds",
+        target=at_most(1),
+        remark=f"With the fit from that of parameters nearby; a sweep {found.sweep:.2f} s, the gradient at the "
+        f"sites {found.gradient:.2f} s, reading {found.reading:.1f} s, {found.gibibytes:.2f} GiB in all, blocks "
+        f"{', '.join(f'{count} of {size}' for count, size in found.shapes)}.",
     )
 
 
@@ -343,15 +325,12 @@ def test_preferences_for_films(results):
 def test_growth_of_preferences(results, what):
     sizes = [(500, 20), (4000, 20)] if what == "users" else [(200, 500), (200, 4000)]
     times = [time_preferences(simulate_preferences(users, 50, pairs), rank=2).sweep for users, pairs in sizes]
-    results.add(
-        Row(
-            item=f"EP sweep, preferences, growth in {what}",
-            dtype="float64",
-            seconds=times[1],
-            peer=f"an eighth of the {what}",
-            peer_seconds=times[0],
-            figure="exponent",
-            value=float(np.log(times[1] / times[0]) / np.log(8.0)),
-            target=at_most(1.05 if what == "users" else 1.1),
-        )
+    results.record(
+        f"EP sweep, preferences, growth in {what}",
+        seconds=times[1],
+        peer=f"an eighth of the {what}",
+        peer_seconds=times[0],
+        figure="exponent",
+        value=float(np.log(times[1] / times[0]) / np.log(8.0)),
+        target=at_most(1.05 if what == "users" else 1.1),
     )

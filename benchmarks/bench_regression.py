@@ -20,7 +20,7 @@ from numpyro_ext.potentials import LogitPotential, PoissonExpPotential, ProbitPo
 from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
 from .compilation import compile_function, compile_sweep
-from .results_table import Row, at_most
+from .results_table import at_most
 
 NUM_ROWS, NUM_COLUMNS = 10**5, 20
 NUM_NEWTON_STEPS = 6
@@ -67,25 +67,19 @@ def test_sweep(race, results, family, dtype):
     seconds, one, many = race(ours.run, lambda: newton(1), lambda: newton(NUM_NEWTON_STEPS), rounds=5)
     gap = np.max(np.abs(ep.posterior(form, state).mean - newton(NUM_NEWTON_STEPS)))
     per_step = (many - one) / (NUM_NEWTON_STEPS - 1)
-    results.add(
-        Row(
-            item=f"EP sweep, {family} regression, 10⁵ rows, 20 columns",
-            dtype=np.dtype(dtype).name,
-            seconds=seconds,
-            peer="Newton step of statsmodels GLM",
-            peer_seconds=per_step,
-            figure="time ratio",
-            value=seconds / per_step,
-            target=at_most(10),
-            compile_seconds=ours.seconds,
-            peak_bytes=ours.peak_bytes,
-            remark=(
-                f"Fits of {NUM_NEWTON_STEPS} steps less fits of 1, which take {one:.2g} s with what surrounds them"
-                f" (ratio {seconds / one:.2g}). After {int(info.num_steps)} sweeps EP has"
-                f" {'converged' if info.converged else 'not converged'}; its mean and the maximum of the likelihood"
-                f" differ by {gap:.0e} at most."
-            ),
-        )
+    results.record(
+        f"EP sweep, {family} regression, 10⁵ rows, 20 columns",
+        dtype=np.dtype(dtype).name,
+        seconds=seconds,
+        peer="Newton step of statsmodels GLM",
+        peer_seconds=per_step,
+        target=at_most(10),
+        compile_seconds=ours.seconds,
+        peak_bytes=ours.peak_bytes,
+        remark=f"Fits of {NUM_NEWTON_STEPS} steps less fits of 1, which take {one:.2g} s with what surrounds them"
+        f" (ratio {seconds / one:.2g}). After {int(info.num_steps)} sweeps EP has"
+        f" {'converged' if info.converged else 'not converged'}; its mean and the maximum of the likelihood"
+        f" differ by {gap:.0e} at most.",
     )
 
 
@@ -142,18 +136,15 @@ def test_groups_with_common_coefficients(race, results):
     )
     seconds, fourfold, floor_seconds = race(runs[0].run, runs[1].run, floor.run, rounds=9)
     seconds, fourfold = seconds / NUM_SWEEPS, fourfold / NUM_SWEEPS
-    results.add(
-        Row(
-            item=f"Border: {num_groups} groups of {ROWS_PER_GROUP} rows with {NUM_COMMON} common coefficients",
-            dtype="float64",
-            seconds=seconds,
-            peer="one weighted Gram matrix of the common columns and its Cholesky factor",
-            peer_seconds=floor_seconds,
-            figure="growth exponent to four times the groups",
-            value=float(np.log(fourfold / seconds) / np.log(4)),
-            target=at_most(1.1),
-            compile_seconds=runs[0].seconds,
-            peak_bytes=runs[0].peak_bytes,
-            remark=f"{seconds / floor_seconds:.2g} times the peer, which knows no groups and makes no marginals.",
-        )
+    results.record(
+        f"Border: {num_groups} groups of {ROWS_PER_GROUP} rows with {NUM_COMMON} common coefficients",
+        seconds=seconds,
+        peer="one weighted Gram matrix of the common columns and its Cholesky factor",
+        peer_seconds=floor_seconds,
+        figure="growth exponent to four times the groups",
+        value=float(np.log(fourfold / seconds) / np.log(4)),
+        target=at_most(1.1),
+        compile_seconds=runs[0].seconds,
+        peak_bytes=runs[0].peak_bytes,
+        remark=f"{seconds / floor_seconds:.2g} times the peer, which knows no groups and makes no marginals.",
     )

@@ -12,7 +12,7 @@ from numpyro_ext.sequences import Bigram, EventSequences
 from numpyro_ext.sequences.factorisation import _solve, _table
 from numpyro_ext.sequences.hidden_markov import _Lanes
 
-from .results_table import Row, at_most
+from .results_table import at_most
 
 HAS_PEERS = importlib.util.find_spec("hmmlearn") is not None and importlib.util.find_spec("implicit") is not None
 
@@ -42,31 +42,25 @@ def test_pairs_of_many_events(results):
     model = Bigram(0.01)
     fitting = cpu_seconds(lambda: model.fit(log))
     sort = cpu_seconds(lambda: np.sort(log.previous * log.num_items + log.items))
-    results.add(
-        Row(
-            item="2-gram of 4.3 million events, 48,188 items",
-            dtype="float64",
-            seconds=fitting,
-            peer="sorting the pairs once",
-            peer_seconds=sort,
-            figure="CPU-seconds",
-            value=fitting,
-            target=at_most(5.0),
-        )
+    results.record(
+        "2-gram of 4.3 million events, 48,188 items",
+        seconds=fitting,
+        peer="sorting the pairs once",
+        peer_seconds=sort,
+        figure="CPU-seconds",
+        value=fitting,
+        target=at_most(5.0),
     )
     some = simulated(954, 48_188, 100_000)
     scoring = cpu_seconds(lambda: model._log_probabilities(some))
-    results.add(
-        Row(
-            item="100,000 scores of this 2-gram",
-            dtype="float64",
-            seconds=scoring,
-            peer="fitting it",
-            peer_seconds=fitting,
-            figure="CPU-seconds",
-            value=scoring,
-            target=at_most(2.0),
-        )
+    results.record(
+        "100,000 scores of this 2-gram",
+        seconds=scoring,
+        peer="fitting it",
+        peer_seconds=fitting,
+        figure="CPU-seconds",
+        value=scoring,
+        target=at_most(2.0),
     )
 
 
@@ -92,8 +86,8 @@ def test_iteration_of_baum_welch(results, name):
 
     floor = cpu_seconds(products, rounds=3)
     options = {"item": f"Baum-Welch, an iteration, {name}", "dtype": "float64", "seconds": seconds}
-    results.add(
-        Row(**options, peer="its products", peer_seconds=floor, figure="CPU-seconds ratio", value=seconds / floor)
+    results.record(
+        peer="its products", peer_seconds=floor, figure="CPU-seconds ratio", value=seconds / floor, **options
     )
     if not HAS_PEERS:
         return
@@ -110,8 +104,8 @@ def test_iteration_of_baum_welch(results, name):
         peer_seconds = cpu_seconds(fit, rounds=2)
         ratio = seconds / peer_seconds
         peer = f"hmmlearn, implementation {method}"
-        results.add(
-            Row(**options, peer=peer, peer_seconds=peer_seconds, figure="CPU-seconds ratio", value=ratio, target=target)
+        results.record(
+            peer=peer, peer_seconds=peer_seconds, figure="CPU-seconds ratio", value=ratio, target=target, **options
         )
 
 
@@ -129,7 +123,7 @@ def test_sweep_of_a_factorisation(results):
     options |= {"seconds": seconds, "figure": "CPU-seconds ratio"}
     products = np.ones((table.nnz, width))
     floor = cpu_seconds(lambda: [products.T @ products for _ in range(2)], rounds=3)
-    results.add(Row(**options, peer="its products, dense", peer_seconds=floor, value=seconds / floor))
+    results.record(peer="its products, dense", peer_seconds=floor, value=seconds / floor, **options)
     if not HAS_PEERS:
         return
     from implicit.als import AlternatingLeastSquares
@@ -145,4 +139,4 @@ def test_sweep_of_a_factorisation(results):
         peer = f"implicit, {name}, single precision"
         ratio = seconds / peer_seconds
         target = at_most(1.5)
-        results.add(Row(**options, peer=peer, peer_seconds=peer_seconds, value=ratio, target=target))
+        results.record(peer=peer, peer_seconds=peer_seconds, value=ratio, target=target, **options)

@@ -17,7 +17,7 @@ from scipy.sparse.linalg import splu
 
 from numpyro_ext.linalg.sparse_cholesky import SparsePattern, analysis, factorise, numeric
 
-from .results_table import Row, at_most
+from .results_table import at_most
 
 # CPU-seconds of factor and selected inverse, measured in November 2026 on a core of the same kind: of CHOLMOD through
 # sparsax 0.9, whose wheels are not installed here, and of the prototype of these fronts, which is the target.
@@ -118,68 +118,44 @@ def test_factor_and_selected_inverse(name: str, results: Any) -> None:
     )
     item = f"{name}: {size:,} unknowns, {found.fill / 1e6:.2f} M entries of the factor"
     by_cholmod = "CHOLMOD, stored: {:.3g} s"
-    results.add(
-        Row(
-            item=f"Factor, {item}",
-            dtype="float64",
-            seconds=seconds,
-            peer="splu, ordering included",
-            peer_seconds=by_lu,
-            figure="CPU-seconds",
-            value=seconds,
-            target=at_most(TARGETS[name][0]),
-            peak_bytes=found.memory,
-            remark=by_cholmod.format(CHOLMOD[name][0]) + ". Memory is predicted: the factor and what fronts pass on.",
-        )
+    results.record(
+        f"Factor, {item}",
+        seconds=seconds,
+        peer="splu, ordering included",
+        peer_seconds=by_lu,
+        figure="CPU-seconds",
+        value=seconds,
+        target=at_most(TARGETS[name][0]),
+        peak_bytes=found.memory,
+        remark=by_cholmod.format(CHOLMOD[name][0]) + ". Memory is predicted: the factor and what fronts pass on.",
     )
-    results.add(
-        Row(
-            item=f"Factor, {item}",
-            dtype="float64",
-            seconds=seconds,
-            peer=f"dense Cholesky of {dense_size} rows, as many operations",
-            peer_seconds=floor,
-            figure="time ratio",
-            value=seconds / floor,
-        )
+    results.record(
+        f"Factor, {item}",
+        seconds=seconds,
+        peer=f"dense Cholesky of {dense_size} rows, as many operations",
+        peer_seconds=floor,
     )
-    results.add(
-        Row(
-            item=f"Selected inverse, {item}",
-            dtype="float64",
-            seconds=selected,
-            peer="its factor",
-            peer_seconds=seconds,
-            figure="CPU-seconds",
-            value=selected,
-            target=at_most(TARGETS[name][1]),
-            remark=by_cholmod.format(CHOLMOD[name][1]) + ".",
-        )
+    results.record(
+        f"Selected inverse, {item}",
+        seconds=selected,
+        peer="its factor",
+        peer_seconds=seconds,
+        figure="CPU-seconds",
+        value=selected,
+        target=at_most(TARGETS[name][1]),
+        remark=by_cholmod.format(CHOLMOD[name][1]) + ".",
     )
-    results.add(
-        Row(
-            item=f"Solve, {item}",
-            dtype="float64",
-            seconds=solve,
-            peer="splu's solve",
-            peer_seconds=lu_solve,
-            figure="time ratio",
-            value=solve / lu_solve,
-        )
-    )
-    results.add(
-        Row(
-            item=f"Analysis, {item}",
-            dtype="float64",
-            seconds=analysing,
-            peer="splu, all of it",
-            peer_seconds=by_lu,
-            figure="CPU-seconds",
-            value=analysing,
-            target=at_most(1.5),
-            peak_bytes=analysing_bytes,
-            remark=f"Once for each pattern; it keeps {found.nbytes / 2**20:.2g} MiB.",
-        )
+    results.record(f"Solve, {item}", seconds=solve, peer="splu's solve", peer_seconds=lu_solve)
+    results.record(
+        f"Analysis, {item}",
+        seconds=analysing,
+        peer="splu, all of it",
+        peer_seconds=by_lu,
+        figure="CPU-seconds",
+        value=analysing,
+        target=at_most(1.5),
+        peak_bytes=analysing_bytes,
+        remark=f"Once for each pattern; it keeps {found.nbytes / 2**20:.2g} MiB.",
     )
 
 
@@ -205,15 +181,12 @@ def test_calls_inside_compiled_loops(side: int, results: Any) -> None:
 
     values = jnp.asarray(start)
     seconds, alone = cpu_seconds(lambda: loop(values).block_until_ready(), on_host, rounds=20)
-    results.add(
-        Row(
-            item=f"{num_steps} factors and selected inverses in a compiled while_loop, grid {side}²",
-            dtype="float64",
-            seconds=seconds,
-            peer="the same without JAX",
-            peer_seconds=alone,
-            figure="CPU-milliseconds beside the work, each step",
-            value=1e3 * (seconds - alone) / num_steps,
-            remark="Two calls of the host in each step; 20 repeats.",
-        )
+    results.record(
+        f"{num_steps} factors and selected inverses in a compiled while_loop, grid {side}²",
+        seconds=seconds,
+        peer="the same without JAX",
+        peer_seconds=alone,
+        figure="CPU-milliseconds beside the work, each step",
+        value=1e3 * (seconds - alone) / num_steps,
+        remark="Two calls of the host in each step; 20 repeats.",
     )

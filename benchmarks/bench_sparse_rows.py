@@ -18,7 +18,7 @@ from numpyro_ext.potentials import ProbitPotential, RectifiedLinearPoissonPotent
 from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
 from .compilation import compile_function, compile_sweep
-from .results_table import Row, at_most
+from .results_table import at_most
 
 NUM_ROWS, NUM_EFFECTS = 10**5, 2000
 BLOCK_COUNTS, BLOCK_SIZE = (10**4, 10**5), 5
@@ -66,20 +66,15 @@ def test_crossed_effects(race, results):
     matrix = jnp.eye(NUM_EFFECTS) + 0.5 / NUM_EFFECTS
     ours, floor = compile_sweep(crossed_effects()), compile_function(jnp.linalg.cholesky, matrix)
     seconds, peer_seconds = race(ours.run, floor.run, rounds=5)
-    results.add(
-        Row(
-            item="EP sweep, crossed effects, 10⁵ rows, 2000 effects",
-            dtype="float64",
-            seconds=seconds,
-            peer="Cholesky, 2000 × 2000",
-            peer_seconds=peer_seconds,
-            figure="time ratio",
-            value=seconds / peer_seconds,
-            compile_seconds=ours.seconds,
-            peak_bytes=ours.peak_bytes,
-            peer_peak_bytes=floor.peak_bytes,
-            remark="A sweep needs the factor and its inverse, which is three times the work of the factor alone.",
-        )
+    results.record(
+        "EP sweep, crossed effects, 10⁵ rows, 2000 effects",
+        seconds=seconds,
+        peer="Cholesky, 2000 × 2000",
+        peer_seconds=peer_seconds,
+        compile_seconds=ours.seconds,
+        peak_bytes=ours.peak_bytes,
+        peer_peak_bytes=floor.peak_bytes,
+        remark="A sweep needs the factor and its inverse, which is three times the work of the factor alone.",
     )
 
 
@@ -87,21 +82,18 @@ def test_small_blocks(race, results):
     few, many = (compile_sweep(small_blocks(num_blocks)) for num_blocks in BLOCK_COUNTS)
     seconds, peer_seconds = race(many.run, few.run, rounds=5)
     growth = seconds / peer_seconds * BLOCK_COUNTS[0] / BLOCK_COUNTS[1]
-    results.add(
-        Row(
-            item="EP sweep, 10⁵ independent blocks of 5",
-            dtype="float64",
-            seconds=seconds,
-            peer="the same, 10⁴ blocks",
-            peer_seconds=peer_seconds,
-            figure="ratio of times per block",
-            value=growth,
-            target=at_most(1.5),
-            compile_seconds=many.seconds,
-            peak_bytes=many.peak_bytes,
-            peer_peak_bytes=few.peak_bytes,
-            remark="The cost is linear in the number of blocks; the target allows for what caches hold.",
-        )
+    results.record(
+        "EP sweep, 10⁵ independent blocks of 5",
+        seconds=seconds,
+        peer="the same, 10⁴ blocks",
+        peer_seconds=peer_seconds,
+        figure="ratio of times per block",
+        value=growth,
+        target=at_most(1.5),
+        compile_seconds=many.seconds,
+        peak_bytes=many.peak_bytes,
+        peer_peak_bytes=few.peak_bytes,
+        remark="The cost is linear in the number of blocks; the target allows for what caches hold.",
     )
 
 
@@ -138,27 +130,20 @@ def test_groups_with_a_border(results):
                 floors.append(time.process_time() - start)
         item = f"20,000 groups of 5 and 10 common coefficients, scale {name}"
         by_ep, by_laplace = fits.values()
-        results.add(
-            Row(
-                item=f"Warm fit by EP, {item}",
-                dtype="float64",
-                seconds=min(by_ep),
-                peer="LaplaceApproximation",
-                peer_seconds=min(by_laplace),
-                figure="CPU-seconds",
-                value=min(by_ep),
-                target=at_most(2.0),
-                compile_seconds=by_ep[0] - min(by_ep),
-            )
+        results.record(
+            f"Warm fit by EP, {item}",
+            seconds=min(by_ep),
+            peer="LaplaceApproximation",
+            peer_seconds=min(by_laplace),
+            figure="CPU-seconds",
+            value=min(by_ep),
+            target=at_most(2.0),
+            compile_seconds=by_ep[0] - min(by_ep),
         )
-        results.add(
-            Row(
-                item=f"1000 draws, {item}",
-                dtype="float64",
-                seconds=min(draws),
-                peer="as many normal numbers",
-                peer_seconds=min(floors),
-                figure="ratio of CPU-seconds",
-                value=min(draws) / min(floors),
-            )
+        results.record(
+            f"1000 draws, {item}",
+            seconds=min(draws),
+            peer="as many normal numbers",
+            peer_seconds=min(floors),
+            figure="ratio of CPU-seconds",
         )

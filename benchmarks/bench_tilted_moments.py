@@ -13,7 +13,7 @@ from scipy import integrate
 from numpyro_ext.potentials.families.rectified_linear_poisson import rectified_linear_poisson_moments
 
 from .compilation import compile_function
-from .results_table import Row, at_least, at_most
+from .results_table import at_least, at_most
 
 NUM_SITES = 10**6
 NUM_QUADRATURES = 300
@@ -75,20 +75,16 @@ def test_against_sums_in_numpy(race, results):
     ours = compile_function(rectified_linear_poisson_moments, *map(jnp.asarray, arrays))
     seconds, peer_seconds = race(ours.run, lambda: trapezoid(*arrays), rounds=2)
     found, expected = np.stack(ours.run()[1:3], axis=-1), trapezoid(*arrays)
-    results.add(
-        Row(
-            item="tilted moments, 10⁶ sites, y = 1000",
-            dtype="float64",
-            seconds=seconds,
-            peer="sums over 61 points in NumPy",
-            peer_seconds=peer_seconds,
-            figure="speed-up",
-            value=peer_seconds / seconds,
-            target=at_least(1),
-            compile_seconds=ours.seconds,
-            peak_bytes=ours.peak_bytes,
-            remark=f"Largest relative difference of means and variances {np.max(np.abs(found / expected - 1.0)):.0e}.",
-        )
+    results.record(
+        "tilted moments, 10⁶ sites, y = 1000",
+        seconds=seconds,
+        peer="sums over 61 points in NumPy",
+        peer_seconds=peer_seconds,
+        figure="speed-up",
+        target=at_least(1),
+        compile_seconds=ours.seconds,
+        peak_bytes=ours.peak_bytes,
+        remark=f"Largest relative difference of means and variances {np.max(np.abs(found / expected - 1.0)):.0e}.",
     )
 
 
@@ -99,20 +95,16 @@ def test_large_counts(race, results, dtype):
         for count in (10, 1000)
     )
     seconds, peer_seconds = race(large.run, small.run, rounds=7)
-    results.add(
-        Row(
-            item="tilted moments, 10⁶ sites, y = 1000",
-            dtype=np.dtype(dtype).name,
-            seconds=seconds,
-            peer="the same, y = 10",
-            peer_seconds=peer_seconds,
-            figure="time ratio",
-            value=seconds / peer_seconds,
-            target=at_most(1.3),
-            compile_seconds=small.seconds,
-            peak_bytes=large.peak_bytes,
-            peer_peak_bytes=small.peak_bytes,
-        )
+    results.record(
+        "tilted moments, 10⁶ sites, y = 1000",
+        dtype=np.dtype(dtype).name,
+        seconds=seconds,
+        peer="the same, y = 10",
+        peer_seconds=peer_seconds,
+        target=at_most(1.3),
+        compile_seconds=small.seconds,
+        peak_bytes=large.peak_bytes,
+        peer_peak_bytes=small.peak_bytes,
     )
 
 
@@ -131,18 +123,15 @@ def test_quadrature(race, results, count, dtype):
 
     found = np.stack(ours.run(), axis=-1)[:NUM_QUADRATURES]
     error = np.max(np.abs(found - reference) / np.maximum(np.abs(reference), 1.0))
-    results.add(
-        Row(
-            item=f"tilted moments, 10⁶ sites, y = {count}",
-            dtype=np.dtype(dtype).name,
-            seconds=seconds,
-            peer="scipy.integrate.quad",
-            peer_seconds=peer_seconds,
-            figure="speed-up",
-            value=peer_seconds / seconds,
-            target=at_least(1000),
-            compile_seconds=ours.seconds,
-            peak_bytes=ours.peak_bytes,
-            remark=f"Three integrals to {tolerance:.0e} on {NUM_QUADRATURES} sites; difference {error:.0e}.",
-        )
+    results.record(
+        f"tilted moments, 10⁶ sites, y = {count}",
+        dtype=np.dtype(dtype).name,
+        seconds=seconds,
+        peer="scipy.integrate.quad",
+        peer_seconds=peer_seconds,
+        figure="speed-up",
+        target=at_least(1000),
+        compile_seconds=ours.seconds,
+        peak_bytes=ours.peak_bytes,
+        remark=f"Three integrals to {tolerance:.0e} on {NUM_QUADRATURES} sites; difference {error:.0e}.",
     )

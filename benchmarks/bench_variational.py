@@ -24,7 +24,7 @@ from numpyro_ext.models import gp_classification
 from numpyro_ext.models.gaussian_process import squared_exponential
 from numpyro_ext.potentials import GaussianPotential
 
-from .results_table import Row, at_least
+from .results_table import at_least
 
 SIZES = (500, 1000, 2000)
 HYPER = {"scale": 3.0, "length": 1.0}
@@ -82,32 +82,22 @@ def test_whole_fit(benchmark, results):
         for name, engine in engines.items():
             if name == "EP":
                 continue
-            results.add(
-                Row(
-                    item=f"variational Gaussian, {name}, whole fit, n = {size}",
-                    dtype="float64",
-                    seconds=warm[size][name],
-                    peer="EP, whole fit",
-                    peer_seconds=warm[size]["EP"],
-                    figure="time ratio",
-                    value=warm[size][name] / warm[size]["EP"],
-                    compile_seconds=cold[name] - warm[size][name],
-                    remark=f"Bound {float(engine.log_evidence):.3f} after {engine.diagnostics.num_steps} steps;"
-                    f" EP's evidence {float(engines['EP'].log_evidence):.3f}.",
-                )
+            results.record(
+                f"variational Gaussian, {name}, whole fit, n = {size}",
+                seconds=warm[size][name],
+                peer="EP, whole fit",
+                peer_seconds=warm[size]["EP"],
+                compile_seconds=cold[name] - warm[size][name],
+                remark=f"Bound {float(engine.log_evidence):.3f} after {engine.diagnostics.num_steps} steps;"
+                f" EP's evidence {float(engines['EP'].log_evidence):.3f}.",
             )
     for name in warm[SIZES[0]]:
         slope = np.polyfit(np.log(SIZES), np.log([warm[size][name] for size in SIZES]), 1)[0]
-        results.add(
-            Row(
-                item=f"whole fit, {name}, n = {SIZES[0]} to {SIZES[-1]}",
-                dtype="float64",
-                seconds=None,
-                peer="none",
-                peer_seconds=None,
-                figure="exponent of growth",
-                value=float(slope),
-            )
+        results.record(
+            f"whole fit, {name}, n = {SIZES[0]} to {SIZES[-1]}",
+            peer="none",
+            figure="exponent of growth",
+            value=float(slope),
         )
     X, y = data(SIZES[0])
     engine = VariationalGaussian(gp_classification, hyper_values=HYPER, progress_bar=False)
@@ -138,19 +128,15 @@ def test_against_svi(benchmark, results, size):
         seconds += time.perf_counter() - start
         steps += SVI_CHUNK
         reached = float(judge(svi.get_params(state)))
-    results.add(
-        Row(
-            item=f"variational Gaussian against SVI, n = {size}",
-            dtype="float64",
-            seconds=ours,
-            peer="SVI on the whitened process, AutoMultivariateNormal, Adam",
-            peer_seconds=seconds,
-            figure="speed-up",
-            value=seconds / ours,
-            target=at_least(10),
-            remark=f"Bound {bound:.3f}; SVI reached {reached:.3f} in {steps} steps.",
-            is_lower_limit=reached < bound - 1.0,
-        )
+    results.record(
+        f"variational Gaussian against SVI, n = {size}",
+        seconds=ours,
+        peer="SVI on the whitened process, AutoMultivariateNormal, Adam",
+        peer_seconds=seconds,
+        figure="speed-up",
+        target=at_least(10),
+        remark=f"Bound {bound:.3f}; SVI reached {reached:.3f} in {steps} steps.",
+        is_lower_limit=reached < bound - 1.0,
     )
 
 
@@ -211,20 +197,16 @@ def test_against_gpjax(benchmark, results, size, family):
         begin = time.perf_counter()
         jax.block_until_ready(fit())
         seconds = min(seconds, time.perf_counter() - begin)
-    results.add(
-        Row(
-            item=f"variational Gaussian against GPJax, {family}, n = {size}",
-            dtype="float64",
-            seconds=ours,
-            peer=f"fit_natgrads of GPJax {gpjax.__version__}, {family}",
-            peer_seconds=seconds,
-            figure="speed-up",
-            value=seconds / ours,
-            target=at_least(1),
-            remark=f"To within {GPJAX_NATS} nats of the optimum {goal + GPJAX_NATS:.3f}: ours in "
-            f"{engine.diagnostics.num_steps} steps with the reading of the model, theirs in {count}, without the "
-            f"compilation that each call of fit_natgrads repeats ({compiling:.1f} s).",
-        )
+    results.record(
+        f"variational Gaussian against GPJax, {family}, n = {size}",
+        seconds=ours,
+        peer=f"fit_natgrads of GPJax {gpjax.__version__}, {family}",
+        peer_seconds=seconds,
+        figure="speed-up",
+        target=at_least(1),
+        remark=f"To within {GPJAX_NATS} nats of the optimum {goal + GPJAX_NATS:.3f}: ours in "
+        f"{engine.diagnostics.num_steps} steps with the reading of the model, theirs in {count}, without the "
+        f"compilation that each call of fit_natgrads repeats ({compiling:.1f} s).",
     )
 
 
@@ -244,18 +226,14 @@ def test_against_nuts(benchmark, results, size):
     seconds = time.perf_counter() - start
     effective = effective_sample_size(draws[None])
     error = (np.asarray(engine.posterior["f"].mean) - draws.mean(axis=0)) / draws.std(axis=0)
-    results.add(
-        Row(
-            item=f"variational Gaussian against NUTS, n = {size}",
-            dtype="float64",
-            seconds=ours,
-            peer=f"NUTS, {NUTS_SAMPLES} draws after adaptation",
-            peer_seconds=seconds,
-            figure="speed-up",
-            value=seconds / ours,
-            remark=f"Effective draws: {np.min(effective):.0f} at least, median {np.median(effective):.0f}. "
-            f"Means differ by {np.sqrt(np.mean(error**2)):.3f} standard deviations (root mean square).",
-        )
+    results.record(
+        f"variational Gaussian against NUTS, n = {size}",
+        seconds=ours,
+        peer=f"NUTS, {NUTS_SAMPLES} draws after adaptation",
+        peer_seconds=seconds,
+        figure="speed-up",
+        remark=f"Effective draws: {np.min(effective):.0f} at least, median {np.median(effective):.0f}. "
+        f"Means differ by {np.sqrt(np.mean(error**2)):.3f} standard deviations (root mean square).",
     )
 
 
@@ -297,15 +275,10 @@ def test_factor_analysis(benchmark, results, num_rows):
     ours(1)
     seconds, peer_seconds = seconds_of(ours), seconds_of(peer)
     benchmark.pedantic(ours, args=(5,), rounds=1)
-    results.add(
-        Row(
-            item=f"factor analysis, one EM step, {num_rows} x {COLUMNS}, {FACTORS} factors",
-            dtype="float64",
-            seconds=seconds,
-            peer="FactorAnalysis of scikit-learn, one step",
-            peer_seconds=peer_seconds,
-            figure="time ratio",
-            value=seconds / peer_seconds,
-            remark="Rows share one covariance; missing cells, which the peer does not take, cost one for each pattern.",
-        )
+    results.record(
+        f"factor analysis, one EM step, {num_rows} x {COLUMNS}, {FACTORS} factors",
+        seconds=seconds,
+        peer="FactorAnalysis of scikit-learn, one step",
+        peer_seconds=peer_seconds,
+        remark="Rows share one covariance; missing cells, which the peer does not take, cost one for each pattern.",
     )

@@ -14,7 +14,7 @@ from numpyro_ext.linalg import wavelet_transform
 from numpyro_ext.potentials import sum_product, wavelet_forest
 
 from .compilation import compile_function
-from .results_table import Row, at_least, at_most
+from .results_table import at_least, at_most
 
 NUM_LEVELS = 5
 
@@ -44,20 +44,16 @@ def test_against_pywavelets(race, results, wavelet, direction):
 
     seconds, peer_seconds = race(ours.run, peer, rounds=15)
     error = float(np.max(np.abs(np.asarray(ours.run()).reshape(x.shape) - expected)))
-    results.add(
-        Row(
-            item=f"wavelet {direction}, 512², {wavelet}",
-            dtype="float64",
-            seconds=seconds,
-            peer="PyWavelets",
-            peer_seconds=peer_seconds,
-            figure="speed-up",
-            value=peer_seconds / seconds,
-            target=at_least(1),
-            compile_seconds=ours.seconds,
-            peak_bytes=ours.peak_bytes,
-            remark=f"Largest difference {error:.0e}.",
-        )
+    results.record(
+        f"wavelet {direction}, 512², {wavelet}",
+        seconds=seconds,
+        peer="PyWavelets",
+        peer_seconds=peer_seconds,
+        figure="speed-up",
+        target=at_least(1),
+        compile_seconds=ours.seconds,
+        peak_bytes=ours.peak_bytes,
+        remark=f"Largest difference {error:.0e}.",
     )
 
 
@@ -70,21 +66,18 @@ def test_growth(race, results):
     )
     copies = [functools.partial(np.copy, image(side)) for side in (4096, 1024)]
     seconds, peer_seconds, large_copy, small_copy = race(large.run, small.run, *copies, rounds=7)
-    results.add(
-        Row(
-            item="wavelet analysis, 4096², db2",
-            dtype="float64",
-            seconds=seconds,
-            peer="the same, 1024²",
-            peer_seconds=peer_seconds,
-            figure="time per pixel, ratio",
-            value=seconds / peer_seconds / 16.0,
-            target=at_most(2),
-            compile_seconds=large.seconds,
-            peak_bytes=large.peak_bytes,
-            peer_peak_bytes=small.peak_bytes,
-            remark=f"That ratio of copies of the images: {large_copy / small_copy / 16.0:.2f}.",
-        )
+    results.record(
+        "wavelet analysis, 4096², db2",
+        seconds=seconds,
+        peer="the same, 1024²",
+        peer_seconds=peer_seconds,
+        figure="time per pixel, ratio",
+        value=seconds / peer_seconds / 16.0,
+        target=at_most(2),
+        compile_seconds=large.seconds,
+        peak_bytes=large.peak_bytes,
+        peer_peak_bytes=small.peak_bytes,
+        remark=f"That ratio of copies of the images: {large_copy / small_copy / 16.0:.2f}.",
     )
 
 
@@ -98,18 +91,15 @@ def test_belief_propagation(race, results):
         evidence = jnp.asarray(rng.normal(size=(side * side, 2)))
         runs.append(compile_function(jax.jit(sum_product), forest, evidence, log_root, log_transition))
     seconds, peer_seconds = race(runs[1].run, runs[0].run, rounds=15)
-    results.add(
-        Row(
-            item="belief propagation, quad-trees of 1024² nodes",
-            dtype="float64",
-            seconds=seconds,
-            peer="the same, 256²",
-            peer_seconds=peer_seconds,
-            figure="nanoseconds per node",
-            value=1e9 * seconds / 1024**2,
-            target=at_most(200),
-            compile_seconds=runs[1].seconds,
-            peak_bytes=runs[1].peak_bytes,
-            peer_peak_bytes=runs[0].peak_bytes,
-        )
+    results.record(
+        "belief propagation, quad-trees of 1024² nodes",
+        seconds=seconds,
+        peer="the same, 256²",
+        peer_seconds=peer_seconds,
+        figure="nanoseconds per node",
+        value=1e9 * seconds / 1024**2,
+        target=at_most(200),
+        compile_seconds=runs[1].seconds,
+        peak_bytes=runs[1].peak_bytes,
+        peer_peak_bytes=runs[0].peak_bytes,
     )

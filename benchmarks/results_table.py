@@ -53,7 +53,7 @@ class Row:
     peer: str
     peer_seconds: float | None
     figure: str
-    """What ``value`` is."""
+    """Name of ``value``."""
     value: float
     target: Target | None = None
     compile_seconds: float | None = None
@@ -101,6 +101,17 @@ class ResultsTable:
         target = f" (target {row.target}: {row.verdict})" if row.target else ""
         against = f", against {row.peer}" if row.peer else ""
         print(f"\n{row.item}, {row.dtype}{against}: {row.figure_and_value}{target} {row.remark}")
+
+    def record(self, item: str, **fields: Any) -> None:
+        """Append a row of double precision, whose figure is a ratio of its seconds to the peer's if no other is given.
+
+        A ``figure`` that is called a speed-up is the inverse of this ratio.
+        """
+        times = {"seconds": None, "peer_seconds": None, "figure": "time ratio", "dtype": "float64"} | fields
+        if "value" not in fields:
+            speed_up = times["peer_seconds"] / times["seconds"]
+            times["value"] = speed_up if times["figure"] == "speed-up" else 1.0 / speed_up
+        self.add(Row(item, **times))
 
     def write(self, folder: Path) -> None:
         """Write ``<date>-<backend>.md``, and ``.json`` beside it for later runs; nothing if there is no row.
