@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from ..display import Shown
 from ..infer.stochastic.chunks import batches_of_events, chunk_of, joined
 from ..linalg.saved_names import saved_as
+from .columns import codes_of_labels, ordered_times
 
 __all__ = ["EventSequences", "EventSplit", "hold_out"]
 
@@ -75,7 +76,7 @@ class EventSequences(Shown):
         :return: the sequences, with users and items in the order of their labels.
         :raises ValueError: for missing labels or times, or columns of different lengths.
         """
-        (user_labels, user), (item_labels, item) = _codes("users", users), _codes("items", items)
+        (user_labels, user), (item_labels, item) = codes_of_labels("users", users), codes_of_labels("items", items)
         if user.size != item.size:
             raise ValueError(f"from_events: {user.size} users but {item.size} items; each event has one of both.")
         if user.size == 0:
@@ -83,7 +84,7 @@ class EventSequences(Shown):
         notes: tuple[str, ...] = ()
         order = np.argsort(user, kind="stable")
         if time is not None:
-            at = _times(time, user.size)
+            at = ordered_times(time, user.size)
             given = at[order]
             order = np.lexsort((at, user))  # stable: ties keep the order of the rows
             same_user = user[order][1:] == user[order][:-1]
@@ -115,7 +116,7 @@ class EventSequences(Shown):
             names = list(range(len(lists)))
         if not any(lists):
             raise ValueError("from_lists: there are no events.")
-        labels, items = _codes("items", [label for one in lists for label in one])
+        labels, items = codes_of_labels("items", [label for one in lists for label in one])
         return cls(items, np.array([len(one) for one in lists]), labels, np.array(names))
 
     @property
@@ -362,48 +363,3 @@ def _cut(sequences: EventSequences, sizes: np.ndarray) -> tuple[EventSequences, 
 def _joined(first: EventSequences, second: EventSequences) -> EventSequences:
     whole = joined(first, second)
     return replace(first, items=np.asarray(whole.items), lengths=np.asarray(whole.lengths), notes=())
-
-
-def _codes(name: str, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """The different labels in order, and the number of each label among them."""
-    values = np.asarray(labels)
-    if values.ndim != 1:
-        raise ValueError(f"from_events: {name} is one column; got the shape {values.shape}.")
-    if values.dtype == object or isinstance(labels, list | tuple):  # NumPy makes "nan" of a nan among strings
-        missing = np.array([_is_missing(value) for value in labels], dtype=np.bool_)  # type: ignore[union-attr]
-    else:
-        missing = values != values  # noqa: PLR0124 (nan)
-    if missing.any():
-        raise ValueError(
-            f"from_events: {name} has {missing.sum()} missing labels, the first in row {int(np.argmax(missing))}. "
-            "Leave these events out, or give them a label."
-        )
-    if values.dtype == object and all(isinstance(value, str) for value in values):
-        values = values.astype(str)
-    try:
-        found, codes = np.unique(values, return_inverse=True)
-    except TypeError as error:
-        kinds = sorted({type(value).__name__ for value in values})
-        raise ValueError(f"from_events: {name} mixes labels that have no order ({', '.join(kinds)}).") from error
-    return found, codes
-
-
-def _is_missing(label: object) -> bool:
-    try:
-        return label is None or bool(label != label)  # noqa: PLR0124 (nan)
-    except TypeError:  # pandas.NA has no truth value
-        return True
-
-
-def _times(time: ArrayLike, number: int) -> np.ndarray:
-    at = np.asarray(time)
-    if at.shape != (number,):
-        raise ValueError(f"from_events: time has the shape {at.shape}; there are {number} events.")
-    if at.dtype.kind not in "iufM":
-        raise ValueError("from_events: time is a column of numbers or of dates (numpy.datetime64, pandas.to_datetime).")
-    missing = np.isnat(at) if at.dtype.kind == "M" else np.isnan(at.astype(float))
-    if missing.any():
-        raise ValueError(
-            f"from_events: {missing.sum()} events have no time, the first in row {int(np.argmax(missing))}."
-        )
-    return at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from .algorithms.ratings import cuts as cut_points
 from .algorithms.ratings import noise
 from .algorithms.ratings.variances import GammaMessage, Rule, gamma_of
 from .algorithms.schedules.loop import SolveInfo
+from .marginals.levels import level_probabilities, mean_level_probabilities
 from .marginals.prediction import draw_predictors
 from .programs import BilinearPrograms
 from .run import BilinearRun
@@ -258,9 +259,10 @@ class NoiseRun(BilinearRun):
             _check_same(name, gamma.shape, scale.shape)
         blocks = [Moments(block.mean, block.covariance) for block in self.blocks]
         if not num_draws:
-            return form, _levels(form, blocks, elements, [gamma.rate / (gamma.shape + 1.0) for gamma in gammas])
+            variances = [gamma.rate / (gamma.shape + 1.0) for gamma in gammas]
+            return form, level_probabilities(form, blocks, elements, variances)
         keys = jax.random.split(jax.random.fold_in(self.rng_key, 2), num_draws)
-        return form, _mean_levels(form, blocks, elements, gammas, keys)
+        return form, mean_level_probabilities(form, blocks, elements, gammas, keys)
 
     def log_predictive(
         self,
@@ -336,51 +338,6 @@ class NoiseRun(BilinearRun):
 
 def _num_pairs(one: Array, other: Array) -> int:
     return len(np.unique(np.stack([np.asarray(one), np.asarray(other)]), axis=1).T)
-
-
-@jax.jit
-def _levels(
-    form: NoisyBilinear, blocks: Sequence[Moments], elements: Moments | None, variances: Sequence[Array]
-) -> Array:
-    """Probabilities of all levels, given moments of vectors and of cut points, and values of the noise variances."""
-    predictor = Moments(*hybrid.predictor_moments(form.cells, *blocks))
-    cuts = Moments(form.thresholds, jnp.zeros_like(form.thresholds))
-    if elements is not None and form.cuts is not None:
-        cuts = Moments(form.thresholds + elements.mean[form.cuts.element], elements.variance[form.cuts.element])
-    noise = form.noise
-    for scale, variance in zip(form.scales, variances, strict=True):
-        noise = noise * variance[scale.group]
-    return cut_points.level_probabilities(predictor, cuts, noise)
-
-
-@jax.jit
-def _mean_levels(
-    form: NoisyBilinear,
-    blocks: Sequence[Moments],
-    elements: Moments | None,
-    gammas: Sequence[GammaMessage],
-    keys: Array,
-) -> Array:
-    """Probabilities of all levels, averaged over draws of vectors, cut points and noise, one for each key."""
-
-    def add(number: Array, total: Array) -> Array:
-        own_keys = iter(jax.random.split(keys[number], len(gammas) + 3))
-        drawn = [_drawn(next(own_keys), block) for block in blocks]
-        cuts = None if elements is None else _drawn(next(own_keys), elements)
-        variances = [g.rate / jax.random.gamma(key, g.shape) for g, key in zip(gammas, own_keys, strict=False)]
-        found: Array = total + _levels(form, drawn, cuts, variances)
-        return found
-
-    num_levels = form.thresholds.shape[-1] + 1
-    blank = jnp.zeros((form.thresholds.shape[0], num_levels), form.thresholds.dtype)
-    total: Array = jax.lax.fori_loop(0, len(keys), add, blank)
-    return total / len(keys)
-
-
-def _drawn(rng_key: Array, block: Moments) -> Moments:
-    """Draws of Gaussian numbers, as moments without variance."""
-    white = jax.random.normal(rng_key, block.mean.shape, block.mean.dtype)
-    return Moments(block.mean + jnp.sqrt(block.variance) * white, jnp.zeros_like(block.mean))
 
 
 def _draw_program(reading: BilinearReading) -> Any:

@@ -20,7 +20,8 @@ from .data import Rows, Sequences
 from .fit import ChunkedFit, TrainingState
 from .laplace import LaplaceProgram
 from .local_sites import LocalSites, check_by_rows
-from .program import Program, Setting
+from .program import Program
+from .setting import Setting
 from .training import Checkpoint, Training
 
 __all__ = ["ChunkedSVI"]

@@ -16,7 +16,8 @@ from ...display import Shown
 from ..front.files.archive import Content, write_archive
 from .chunks import Events, checked_events, joined
 from .people import Given, PersonalPosterior
-from .program import Parameters, Program, Setting
+from .program import Parameters, Program
+from .setting import Setting
 
 __all__ = ["ChunkedFit", "TrainingState"]
 

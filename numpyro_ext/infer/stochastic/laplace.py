@@ -18,7 +18,8 @@ from numpyro.infer import Trace_ELBO
 from .chunks import Events, batches_of_events, chunk_of
 from .local_sites import by_rows
 from .people import Given, Mode, PersonalPosterior, personal_site
-from .program import Parameters, Program, Setting
+from .program import Parameters, Program
+from .setting import Setting
 
 __all__ = ["LaplaceProgram"]
 

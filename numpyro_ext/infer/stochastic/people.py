@@ -15,7 +15,8 @@ from numpyro.handlers import seed, substitute, trace
 
 from ...display import Shown
 from .local_sites import InBatch
-from .program import Program, Setting, logits_of, of_each
+from .program import Program, logits_of, of_each
+from .setting import Setting
 
 __all__ = ["Given", "Mode", "Person", "PersonalPosterior", "personal_site"]
 

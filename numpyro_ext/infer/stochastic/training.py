@@ -19,7 +19,8 @@ from ..front.running.progress import progress_bar, warn
 from .chunks import Batch
 from .data import Rows, Sequences
 from .fit import TrainingState, mean_error
-from .program import Program, Setting
+from .program import Program
+from .setting import Setting
 
 __all__ = ["Checkpoint", "Training"]
 

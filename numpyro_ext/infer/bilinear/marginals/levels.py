@@ -1,0 +1,62 @@
+"""Probabilities of ordered levels, given moments of vectors, cut points and noise, and averaged over draws of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ....structure.bilinear.noisy.form import NoisyBilinear
+from ..algorithms import hybrid
+from ..algorithms.messages import Moments
+from ..algorithms.ratings import cuts as cut_points
+from ..algorithms.ratings.variances import GammaMessage
+
+__all__ = ["level_probabilities", "mean_level_probabilities"]
+
+
+@jax.jit
+def level_probabilities(
+    form: NoisyBilinear, blocks: Sequence[Moments], elements: Moments | None, variances: Sequence[Array]
+) -> Array:
+    """Probabilities of all levels, given moments of vectors and of cut points, and values of the noise variances."""
+    predictor = Moments(*hybrid.predictor_moments(form.cells, *blocks))
+    cuts = Moments(form.thresholds, jnp.zeros_like(form.thresholds))
+    if elements is not None and form.cuts is not None:
+        cuts = Moments(form.thresholds + elements.mean[form.cuts.element], elements.variance[form.cuts.element])
+    noise = form.noise
+    for scale, variance in zip(form.scales, variances, strict=True):
+        noise = noise * variance[scale.group]
+    return cut_points.level_probabilities(predictor, cuts, noise)
+
+
+@jax.jit
+def mean_level_probabilities(
+    form: NoisyBilinear,
+    blocks: Sequence[Moments],
+    elements: Moments | None,
+    gammas: Sequence[GammaMessage],
+    keys: Array,
+) -> Array:
+    """Probabilities of all levels, averaged over draws of vectors, cut points and noise, one for each key."""
+
+    def add(number: Array, total: Array) -> Array:
+        own_keys = iter(jax.random.split(keys[number], len(gammas) + 3))
+        drawn = [_drawn(next(own_keys), block) for block in blocks]
+        cuts = None if elements is None else _drawn(next(own_keys), elements)
+        variances = [g.rate / jax.random.gamma(key, g.shape) for g, key in zip(gammas, own_keys, strict=False)]
+        found: Array = total + level_probabilities(form, drawn, cuts, variances)
+        return found
+
+    num_levels = form.thresholds.shape[-1] + 1
+    blank = jnp.zeros((form.thresholds.shape[0], num_levels), form.thresholds.dtype)
+    total: Array = jax.lax.fori_loop(0, len(keys), add, blank)
+    return total / len(keys)
+
+
+def _drawn(rng_key: Array, block: Moments) -> Moments:
+    """Draws of Gaussian numbers, as moments without variance."""
+    white = jax.random.normal(rng_key, block.mean.shape, block.mean.dtype)
+    return Moments(block.mean + jnp.sqrt(block.variance) * white, jnp.zeros_like(block.mean))

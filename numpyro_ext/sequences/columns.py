@@ -1,0 +1,54 @@
+"""Columns of a log of events: labels as numbers, and times, refused where one is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+__all__ = ["codes_of_labels", "ordered_times"]
+
+
+def codes_of_labels(name: str, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """The different labels in order, and the number of each label among them."""
+    values = np.asarray(labels)
+    if values.ndim != 1:
+        raise ValueError(f"from_events: {name} is one column; got the shape {values.shape}.")
+    if values.dtype == object or isinstance(labels, list | tuple):  # NumPy makes "nan" of a nan among strings
+        missing = np.array([_is_missing(value) for value in labels], dtype=np.bool_)  # type: ignore[union-attr]
+    else:
+        missing = values != values  # noqa: PLR0124 (nan)
+    if missing.any():
+        raise ValueError(
+            f"from_events: {name} has {missing.sum()} missing labels, the first in row {int(np.argmax(missing))}. "
+            "Leave these events out, or give them a label."
+        )
+    if values.dtype == object and all(isinstance(value, str) for value in values):
+        values = values.astype(str)
+    try:
+        found, codes = np.unique(values, return_inverse=True)
+    except TypeError as error:
+        kinds = sorted({type(value).__name__ for value in values})
+        raise ValueError(f"from_events: {name} mixes labels that have no order ({', '.join(kinds)}).") from error
+    return found, codes
+
+
+def _is_missing(label: object) -> bool:
+    try:
+        return label is None or bool(label != label)  # noqa: PLR0124 (nan)
+    except TypeError:  # pandas.NA has no truth value
+        return True
+
+
+def ordered_times(time: ArrayLike, number: int) -> np.ndarray:
+    """Times of so many events, as an array that can be sorted."""
+    at = np.asarray(time)
+    if at.shape != (number,):
+        raise ValueError(f"from_events: time has the shape {at.shape}; there are {number} events.")
+    if at.dtype.kind not in "iufM":
+        raise ValueError("from_events: time is a column of numbers or of dates (numpy.datetime64, pandas.to_datetime).")
+    missing = np.isnat(at) if at.dtype.kind == "M" else np.isnan(at.astype(float))
+    if missing.any():
+        raise ValueError(
+            f"from_events: {missing.sum()} events have no time, the first in row {int(np.argmax(missing))}."
+        )
+    return at
