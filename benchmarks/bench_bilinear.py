@@ -112,8 +112,7 @@ def test_sweep_against_one_iteration(name, dtype, race, results, company):
         peer=f"{name}, one iteration",
         peer_seconds=iteration,
         target=at_most(1.0) if name == "hpfrec" else None,
-        compile_seconds=ours.seconds,
-        peak_bytes=ours.peak_bytes,
+        programs=(ours,),
         remark="Single precision in the peers that have it; ours steps both sides, and never lowers the bound."
         + company,
     )
@@ -170,9 +169,7 @@ def test_pairs_against_cells(race, results, company):
         figure="time ratio, less one inverse of 100² for each component",
         value=(seconds - cubes) / plain,
         target=at_most(2.0),
-        compile_seconds=sweeps[0].seconds,
-        peak_bytes=sweeps[0].peak_bytes,
-        peer_peak_bytes=sweeps[1].peak_bytes,
+        programs=(sweeps[0], sweeps[1]),
         remark=f"The inverses take {1e3 * cubes:.1f} ms.{company}",
     )
 
@@ -198,9 +195,7 @@ def test_growth(what, race, results, company):
         figure="exponent",
         value=float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0]),
         target=at_most(1.2),
-        compile_seconds=problems[-1].seconds,
-        peak_bytes=problems[-1].peak_bytes,
-        peer_peak_bytes=problems[0].peak_bytes,
+        programs=(problems[-1], problems[0]),
         remark=company.strip(),
     )
 

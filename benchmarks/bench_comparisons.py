@@ -81,9 +81,7 @@ def test_sweep_of_a_league(results):
         peer_seconds=theirs,
         figure="ratio of CPU-seconds",
         target=at_most(3.0),
-        compile_seconds=sweep.seconds,
-        peak_bytes=sweep.peak_bytes,
-        peer_peak_bytes=least.peak_bytes,
+        programs=(sweep, least),
     )
 
 

@@ -51,9 +51,7 @@ def test_bounds(race, results, name, num_pieces, dtype):
         peer_seconds=peer_seconds,
         figure="evaluations per second",
         value=NUM_SITES / seconds,
-        compile_seconds=ours.seconds,
-        peak_bytes=ours.peak_bytes,
-        peer_peak_bytes=peer.peak_bytes,
+        programs=(ours, peer),
         remark=f"{peer_seconds / seconds:.3g} times those of the peer; mean excess {excess.mean():.1e}.",
     )
 
@@ -79,8 +77,6 @@ def test_panels(race, results, family, is_wide):
         peer_seconds=peer_seconds,
         figure="evaluations per second",
         value=number / seconds,
-        compile_seconds=ours.seconds,
-        peak_bytes=ours.peak_bytes,
-        peer_peak_bytes=peer.peak_bytes,
+        programs=(ours, peer),
         remark=f"{peer_seconds / seconds:.3g} times those of the peer.",
     )

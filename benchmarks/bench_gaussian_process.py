@@ -69,9 +69,7 @@ def test_sweep(race, results, likelihood, dtype):
             peer="Cholesky and triangular inverse",
             peer_seconds=seconds[2 * i + 1],
             target=at_most(3),
-            compile_seconds=ours.seconds,
-            peak_bytes=ours.peak_bytes,
-            peer_peak_bytes=floor.peak_bytes,
+            programs=(ours, floor),
         )
     exponents = [np.polyfit(np.log(SIZES), np.log(seconds[i::2]), 1)[0] for i in range(2)]
     results.record(

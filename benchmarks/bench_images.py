@@ -66,9 +66,7 @@ def test_sweep(race, results, name, side):
         peer=f"Cholesky, {size} x {size}",
         peer_seconds=peer_seconds,
         target=at_most(4),
-        compile_seconds=ours.seconds,
-        peak_bytes=ours.peak_bytes,
-        peer_peak_bytes=floor.peak_bytes,
+        programs=(ours, floor),
         remark=f"{(ours.peak_bytes or 0) / size / 1e3:.0f} kB per pixel.",
     )
 

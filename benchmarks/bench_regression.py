@@ -74,8 +74,7 @@ def test_sweep(race, results, family, dtype):
         peer="Newton step of statsmodels GLM",
         peer_seconds=per_step,
         target=at_most(10),
-        compile_seconds=ours.seconds,
-        peak_bytes=ours.peak_bytes,
+        programs=(ours,),
         remark=f"Fits of {NUM_NEWTON_STEPS} steps less fits of 1, which take {one:.2g} s with what surrounds them"
         f" (ratio {seconds / one:.2g}). After {int(info.num_steps)} sweeps EP has"
         f" {'converged' if info.converged else 'not converged'}; its mean and the maximum of the likelihood"
@@ -144,7 +143,6 @@ def test_groups_with_common_coefficients(race, results):
         figure="growth exponent to four times the groups",
         value=float(np.log(fourfold / seconds) / np.log(4)),
         target=at_most(1.1),
-        compile_seconds=runs[0].seconds,
-        peak_bytes=runs[0].peak_bytes,
+        programs=(runs[0],),
         remark=f"{seconds / floor_seconds:.2g} times the peer, which knows no groups and makes no marginals.",
     )

@@ -71,9 +71,7 @@ def test_crossed_effects(race, results):
         seconds=seconds,
         peer="Cholesky, 2000 × 2000",
         peer_seconds=peer_seconds,
-        compile_seconds=ours.seconds,
-        peak_bytes=ours.peak_bytes,
-        peer_peak_bytes=floor.peak_bytes,
+        programs=(ours, floor),
         remark="A sweep needs the factor and its inverse, which is three times the work of the factor alone.",
     )
 
@@ -90,9 +88,7 @@ def test_small_blocks(race, results):
         figure="ratio of times per block",
         value=growth,
         target=at_most(1.5),
-        compile_seconds=many.seconds,
-        peak_bytes=many.peak_bytes,
-        peer_peak_bytes=few.peak_bytes,
+        programs=(many, few),
         remark="The cost is linear in the number of blocks; the target allows for what caches hold.",
     )
 

@@ -82,8 +82,7 @@ def test_against_sums_in_numpy(race, results):
         peer_seconds=peer_seconds,
         figure="speed-up",
         target=at_least(1),
-        compile_seconds=ours.seconds,
-        peak_bytes=ours.peak_bytes,
+        programs=(ours,),
         remark=f"Largest relative difference of means and variances {np.max(np.abs(found / expected - 1.0)):.0e}.",
     )
 
@@ -131,7 +130,6 @@ def test_quadrature(race, results, count, dtype):
         peer_seconds=peer_seconds,
         figure="speed-up",
         target=at_least(1000),
-        compile_seconds=ours.seconds,
-        peak_bytes=ours.peak_bytes,
+        programs=(ours,),
         remark=f"Three integrals to {tolerance:.0e} on {NUM_QUADRATURES} sites; difference {error:.0e}.",
     )

@@ -51,8 +51,7 @@ def test_against_pywavelets(race, results, wavelet, direction):
         peer_seconds=peer_seconds,
         figure="speed-up",
         target=at_least(1),
-        compile_seconds=ours.seconds,
-        peak_bytes=ours.peak_bytes,
+        programs=(ours,),
         remark=f"Largest difference {error:.0e}.",
     )
 
@@ -74,9 +73,7 @@ def test_growth(race, results):
         figure="time per pixel, ratio",
         value=seconds / peer_seconds / 16.0,
         target=at_most(2),
-        compile_seconds=large.seconds,
-        peak_bytes=large.peak_bytes,
-        peer_peak_bytes=small.peak_bytes,
+        programs=(large, small),
         remark=f"That ratio of copies of the images: {large_copy / small_copy / 16.0:.2f}.",
     )
 
@@ -99,7 +96,5 @@ def test_belief_propagation(race, results):
         figure="nanoseconds per node",
         value=1e9 * seconds / 1024**2,
         target=at_most(200),
-        compile_seconds=runs[1].seconds,
-        peak_bytes=runs[1].peak_bytes,
-        peer_peak_bytes=runs[0].peak_bytes,
+        programs=(runs[1], runs[0]),
     )

@@ -8,11 +8,13 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+
+from .compilation import Compiled
 
 __all__ = ["ResultsTable", "Row", "Target", "at_least", "at_most", "run_environment", "write_report"]
 
@@ -102,12 +104,18 @@ class ResultsTable:
         against = f", against {row.peer}" if row.peer else ""
         print(f"\n{row.item}, {row.dtype}{against}: {row.figure_and_value}{target} {row.remark}")
 
-    def record(self, item: str, **fields: Any) -> None:
+    def record(self, item: str, programs: Sequence[Compiled] = (), **fields: Any) -> None:
         """Append a row of double precision, whose figure is a ratio of its seconds to the peer's if no other is given.
 
         A ``figure`` that is called a speed-up is the inverse of this ratio.
+
+        :param programs: compiled function and, if there is one, that of the peer, whose memory stands in the row.
         """
         times = {"seconds": None, "peer_seconds": None, "figure": "time ratio", "dtype": "float64"} | fields
+        for place, program in zip(("peak_bytes", "peer_peak_bytes"), programs, strict=False):
+            times[place] = program.peak_bytes
+        if programs:
+            times["compile_seconds"] = programs[0].seconds
         if "value" not in fields:
             speed_up = times["peer_seconds"] / times["seconds"]
             times["value"] = speed_up if times["figure"] == "speed-up" else 1.0 / speed_up
