@@ -13,7 +13,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..moments import LogFactor, TiltedMoments
-from .tilted_moments import sum_over_nodes, tilted_moments_unless_wide, with_site
+from .tilted_moments import sum_over_nodes, tilted_moments_unless_wide
+from .tilted_site import with_site
 from .tilted_window import Cavity
 
 __all__ = ["LogisticFactor", "LogisticView", "Sigmoid", "logistic_tilted_moments", "sigmoid"]

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ..moments import TiltedMoments
-from .tilted_moments import sum_over_nodes, with_site
+from .tilted_moments import sum_over_nodes
+from .tilted_site import with_site
 from .tilted_window import Cavity
 
 __all__ = ["NARROW", "AroundMode", "Nodes", "falls_of_counts", "moments_around_mode", "nodes_of_counts"]

@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 
 from ..moments import LogFactor, TiltedMoments
 from .even_nodes import NUM_NODES, even_nodes, few_nodes
+from .tilted_site import with_site
 from .tilted_window import Cavity, Piece, Segments, log_concave_mode, segments, two_pieces
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "sum_over_nodes",
     "tilted_moments",
     "tilted_moments_unless_wide",
-    "with_site",
 ]
 
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -375,43 +375,6 @@ def sum_over_nodes(
 
     found: tuple[Array, ...] = jax.lax.scan(add, zeros, nodes)[0]
     return found
-
-
-def with_site(
-    log_z: Array, shift: Array, tilted_variance: Array, slope: Array, shrinkage: Array, cavity: Cavity
-) -> TiltedMoments:
-    """Add the site parameters to the tilted density whose mean is that of the cavity plus ``shift``.
-
-    By Stein's identity ``slope``, the mean of the slope of the log factor, is the shift of the mean over the variance
-    of the cavity, and ``shrinkage``, minus its covariance with ``eta``, is one minus the ratio of the variances. These
-    do not cancel for a factor that says little, but miss the jumps of a factor that has any.
-    """
-    found: TiltedMoments = _with_site(log_z, shift, tilted_variance, slope, shrinkage, cavity)
-    return found
-
-
-@jax.jit  # traced once for all rules
-def _with_site(
-    log_z: Array, shift: Array, tilted_variance: Array, slope: Array, shrinkage: Array, cavity: Cavity
-) -> TiltedMoments:
-    mean, variance = cavity
-    ratio = tilted_variance / variance
-    tolerance = jnp.sqrt(jnp.finfo(mean.dtype).eps)
-    direct = 1.0 - ratio
-    shrinkage = jnp.where(jnp.abs(shrinkage - direct) < tolerance, shrinkage, direct)
-    agrees = jnp.abs(variance * slope - shift) < tolerance * (jnp.abs(shift) + jnp.sqrt(variance))
-    slope = jnp.where(agrees, slope, shift / variance)
-    return TiltedMoments(
-        log_z=log_z,
-        mean=mean + shift,
-        variance=tilted_variance,
-        site_precision=shrinkage / tilted_variance,
-        site_shift=jnp.where(
-            ratio < 0.5,
-            (mean + shift) / tilted_variance - mean / variance,
-            (slope + shrinkage * mean / variance) / ratio,
-        ),
-    )
 
 
 def broadcast_to_factors(potential: LogFactor, mean: ArrayLike, variance: ArrayLike, *others: ArrayLike) -> list[Array]:

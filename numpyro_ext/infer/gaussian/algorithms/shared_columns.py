@@ -31,13 +31,18 @@ from .column_information import Columns, LogProbabilities, second_derivatives
 from .fit_info import FitInfo
 from .node_posterior import NodePosterior
 
-__all__ = ["Grid", "ColumnsOfFamily", "SharedColumns", "find_shared_columns"]
+__all__ = [
+    "ColumnsOfFamily",
+    "Grid",
+    "SharedColumns",
+    "has_rows",
+    "parameters_of",
+    "starts_of_families",
+    "variance_of",
+]
 
 _REACH = 8.0
 """Prior standard deviations on both sides at which the nodes end."""
-_MOST_OUTCOMES = 64
-_ALIKE = 1e-9
-"""Relative difference of numbers that are the same but for rounding."""
 _LARGEST_CHUNK = 4_000_000
 """Numbers of all blocks at all nodes that are held at a time."""
 
@@ -156,7 +161,7 @@ class SharedColumns(Algorithm):
         parts = [slice(family.first, family.first + family.number) for family in self.families]
         parameters = []
         for number, (part, potential) in enumerate(zip(parts, form.potentials, strict=True)):
-            own = rows[part] - _starts(form)[number]
+            own = rows[part] - starts_of_families(form)[number]
             parameters.append(tuple(_at_rows(potential, own).values()))
         slopes, offsets = tuple(slope[part] for part in parts), tuple(offset[part] for part in parts)
         return Columns(slopes, offsets, tuple(parameters), priors.shift, priors.variance)
@@ -219,11 +224,11 @@ class SharedColumns(Algorithm):
 
     def _rows(self, form: LatentGaussian, number: int, family: ColumnsOfFamily) -> Array:
         part = slice(family.first, family.first + family.number)
-        rows: Array = form.blocks.rows[:, part] - _starts(form)[number]
+        rows: Array = form.blocks.rows[:, part] - starts_of_families(form)[number]
         return rows
 
     def _priors(self, form: LatentGaussian) -> _Priors:
-        variance = jnp.concatenate([_variance(block) for block in form.prior])[form.blocks.columns[:, 0]]
+        variance = jnp.concatenate([variance_of(block) for block in form.prior])[form.blocks.columns[:, 0]]
         if not self.has_shift:
             return _Priors(jnp.zeros_like(variance), variance)
         slope, offset = _slopes(form, form.blocks.rows[0]), form.offset[form.blocks.rows[0]]
@@ -240,13 +245,15 @@ class _Priors(NamedTuple):
     variance: Array
 
 
-def _variance(block: Any) -> Array:
+def variance_of(block: Any) -> Array:
+    """Variances of the unknowns of a prior block, which is diagonal."""
     assert isinstance(block, DiagonalPrior)  # as find_shared_columns has seen to
     variance: Array = block.variance
     return variance
 
 
-def _starts(form: LatentGaussian) -> np.ndarray:
+def starts_of_families(form: LatentGaussian) -> np.ndarray:
+    """First row of each family of factors, and the number of rows."""
     return np.cumsum([0, *(mask.shape[0] for mask in form.observed)])
 
 
@@ -278,7 +285,7 @@ def _log_probabilities(potential: Any, num_outcomes: int, eta: Array, parameters
     """
     field = potential.outcomes().field
     labels = jnp.asarray(getattr(potential, field))
-    changes = dict(zip(_leaves(potential), parameters, strict=True))
+    changes = dict(zip(parameters_of(potential), parameters, strict=True))
 
     def of(outcome: Array) -> Array:
         label = jnp.broadcast_to(outcome, eta.shape[:1]).astype(labels.dtype)
@@ -293,19 +300,19 @@ def _log_probabilities(potential: Any, num_outcomes: int, eta: Array, parameters
 def _at_rows(potential: object, rows: Array) -> dict[str, Array]:
     """Parameters of the factors of some rows, each with the rows as its first axis, by name."""
     found = {}
-    for name, value in _leaves(potential).items():
-        has_rows = _has_rows(potential, value)
-        found[name] = value[rows] if has_rows else jnp.broadcast_to(value, (rows.shape[0], *value.shape))
+    for name, value in parameters_of(potential).items():
+        of_each = has_rows(potential, value)
+        found[name] = value[rows] if of_each else jnp.broadcast_to(value, (rows.shape[0], *value.shape))
     return found
 
 
-def _leaves(potential: Any) -> dict[str, Array]:
+def parameters_of(potential: Any) -> dict[str, Array]:
     """Parameters of factors but for their outcomes, by name."""
     names = [field.name for field in dataclasses.fields(potential) if field.name != potential.outcomes().field]
     return {name: jnp.asarray(getattr(potential, name)) for name in names}
 
 
-def _has_rows(potential: Any, value: Array) -> bool:
+def has_rows(potential: Any, value: Array) -> bool:
     """True if the first axis of a parameter is that of the rows. What has thresholds has them on the last axis."""
     size = np.size(getattr(potential, potential.outcomes().field))
     return value.ndim >= (1 if potential.is_elementwise else 2) and value.shape[0] == size
@@ -336,77 +343,3 @@ def _joint(
         indicators = is_outcome.reshape(label.shape[0], -1).astype(table.dtype)
         total += indicators @ (table[1:] - table[0]).reshape(-1, table.shape[-1])
     return total
-
-
-# Finding them
-
-
-def find_shared_columns(forms: list[LatentGaussian], num_nodes: int) -> SharedColumns | None:
-    """The algorithm for forms whose blocks differ in their outcomes alone; ``None`` if they differ in more.
-
-    :param forms: of one reading at several hyperparameters, concrete.
-    :param int num_nodes: nodes that the algorithm is to have.
-    """
-    form = forms[0]
-    rows, columns = np.asarray(form.blocks.rows), np.asarray(form.blocks.columns)
-    starts = _starts(form)
-    is_regular = columns.shape[1] == 1 and form.border is None and len(rows) > 1 and rows.max(initial=0) < starts[-1]
-    if not is_regular or not all(isinstance(block, DiagonalPrior) for block in form.prior):
-        return None
-    if not (hasattr(form.design, "values") or hasattr(form.design, "matrix")):
-        return None
-    owner = np.searchsorted(starts, rows[0], side="right") - 1
-    if np.any(np.searchsorted(starts, rows, side="right") - 1 != owner) or np.any(np.diff(owner) < 0):
-        return None
-    families = []
-    for number, potential in enumerate(form.potentials):
-        outcomes = potential.outcomes()
-        places = np.flatnonzero(owner == number)
-        if outcomes is None or outcomes.number is None or outcomes.limit is not None or not len(places):
-            return None
-        if outcomes.number > _MOST_OUTCOMES or not _is_plain(potential):
-            return None
-        families.append(ColumnsOfFamily(int(places[0]), len(places), int(outcomes.number)))
-    has_shift, priors = False, []
-    for one in forms:
-        slopes = _entries(one).sum(axis=-1)[rows]
-        offsets, shift = np.asarray(one.offset)[rows], np.zeros(len(rows))
-        if not (np.isfinite(slopes).all() and np.isfinite(offsets).all() and _alike(slopes, slopes[0])):
-            return None
-        if not _alike(offsets, offsets[0]):
-            has_shift = True
-            square = float(np.sum(slopes[0] ** 2))
-            shift = (offsets - offsets[0]) @ slopes[0] / (square or 1.0)
-            if not _alike(offsets - shift[:, None] * slopes[0], offsets[0]):
-                return None
-        for number, (potential, family) in enumerate(zip(one.potentials, families, strict=True)):
-            own = rows[:, family.first : family.first + family.number] - starts[number]
-            for value in _leaves(potential).values():
-                if _has_rows(potential, value):
-                    taken = np.asarray(value)[own]
-                    if not _alike(taken, taken[0]):
-                        return None
-        variance = np.concatenate([np.asarray(_variance(block)) for block in one.prior])[columns[:, 0]]
-        priors.append(np.stack([shift, variance]))
-    has_gaps = not all(np.asarray(mask).all() for mask in form.observed)
-    is_fixed = all(_alike(other, priors[0]) for other in priors[1:])
-    return SharedColumns(num_nodes, tuple(families), has_gaps, has_shift, has_prior_parameters=not is_fixed)
-
-
-def _entries(form: LatentGaussian) -> np.ndarray:
-    """Entries of the design, in NumPy, which compiles nothing."""
-    design: Any = form.design
-    return np.asarray(design.values if hasattr(design, "values") else design.matrix)
-
-
-def _is_plain(potential: Any) -> bool:
-    """True if the fields of a potential are arrays."""
-    names = [field.name for field in dataclasses.fields(potential)]
-    return all(isinstance(getattr(potential, name), Array | np.ndarray | float | int) for name in names)
-
-
-def _alike(values: np.ndarray, others: np.ndarray) -> bool:
-    scale = 1.0 + np.max(np.abs(others), initial=0.0)
-    tolerance = max(_ALIKE, 100.0 * float(np.finfo(np.result_type(values, np.float32)).eps)) * scale
-    with np.errstate(invalid="ignore"):  # of infinite thresholds
-        return bool(np.all((np.abs(values - others) <= tolerance) | (values == others)))
