@@ -2,7 +2,7 @@
 
 ``WORK`` is a folder that keeps what was found, one file for each draw, so that a run that was ended goes on;
 ``--only sushi_a`` (or another experiment) computes that one alone and writes no table, ``--write REPORT`` writes one of
-what is there. The data are those of ``load_sushi`` and ``load_best_worst_pairs``. Three quarters of an hour.
+what is there. The data are those of ``load_sushi`` and ``load_best_worst_pairs``. Three quarters of an hour at most.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 import numpyro
 
 from .preferences_films import films, lovers, lovers_of_genres, movielens
-from .preferences_integrated import integrated_report, sushi_a_by_vg, sushi_a_without_tastes
 from .preferences_sampled import sampled_report, sushi_a_sampled
 from .preferences_sushi import (
     few_persons,
@@ -41,8 +40,6 @@ EXPERIMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "movielens": (movielens, 5),
     "sushi_a_learned": (sushi_a_learned, 4),
     "sushi_b": (sushi_b, 2),
-    "sushi_a_by_vg": (sushi_a_by_vg, 10),
-    "sushi_a_without_tastes": (sushi_a_without_tastes, 10),
     "sushi_a_sampled": (sushi_a_sampled, 10),
     "sushi_a_thesis": (sushi_a_thesis, 10),
     "lovers": (lovers_of_genres, 1),
@@ -75,7 +72,6 @@ REPORTS: dict[str, tuple[tuple[str, ...], Callable[[list[dict[str, Any]]], list[
     "preferences-sushi-b": (("sushi_b",), many_persons),
     "preferences-lovers": (("lovers",), lovers),
     "preferences-unseen-films": (("unseen_films",), unseen),
-    "preferences-integrated": (("sushi_a_by_vg", "sushi_a_without_tastes"), integrated_report),
     "preferences-thesis": (("sushi_a_thesis",), thesis_report),
     "preferences-sampled": (("sushi_a_sampled",), sampled_report),
 }
