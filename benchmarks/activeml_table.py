@@ -25,7 +25,7 @@ from numpyro_ext.infer import EP
 
 from .acquisitions_table import SETTINGS, classifier, hyper_values
 from .repeats import mean_and_error
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 __all__ = ["main"]
 
@@ -133,8 +133,7 @@ def main() -> None:
         "windows, since they take no such process, the uncertainty and the reduction of the expected error. This, like",
         f"our risk, is asked {_NUM_RISKS} times.",
         "",
-        "| strategy | seconds | ours over it | area | information less |",
-        "|---|---|---|---|---|",
+        *table_head("strategy | seconds | ours over it | area | information less"),
     ]
     rows = []
     for name, times in seconds.items():

@@ -30,7 +30,7 @@ from numpyro_ext.psychometrics.adaptive.bank import ItemBank
 from numpyro_ext.psychometrics.adaptive.gaussian import GaussianBeliefs
 
 from .item_calibration import fit_graded, fit_two_parameter_logistic, trait_correlations
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 __all__ = ["main"]
 
@@ -340,8 +340,7 @@ def _coverage(rows: list[dict[str, Any]]) -> list[str]:
         "Coverage of 90 % intervals of the trait after 5, 10, 20 and 30 items chosen by information from a bank of "
         "100, and root mean square error after 30:",
         "",
-        "| calibrated on | items | 5 | 10 | 20 | 30 | rmse |",
-        "|---|---|---|---|---|---|---|",
+        *table_head("calibrated on | items | 5 | 10 | 20 | 30 | rmse"),
     ]
     for size in sorted({row["size"] for row in rows}):
         for kind in ("point", "posterior"):

@@ -21,7 +21,7 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import BilinearVG, ranking_quality
 from numpyro_ext.models import binary_factorization, paired_symbols
 
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 __all__ = ["main"]
 
@@ -228,20 +228,17 @@ def main() -> None:
         "",
         "CPU seconds of a sweep, compilation apart; rank 20 with biases and an intercept, `float64`.",
         "",
-        "| cells | CPU s a sweep | µs a cell | target and what was reached |",
-        "|---|---|---|---|",
+        *table_head("cells | CPU s a sweep | µs a cell | target and what was reached"),
         *speeds(),
         "",
         "One item of each row held out: share found among the first ten, mean rank, bound in thousands.",
         "",
-        "| data | ranking | recall@10 | mean rank | bound / 1000 | CPU s | reported elsewhere |",
-        "|---|---|---|---|---|---|---|",
+        *table_head("data | ranking | recall@10 | mean rank | bound / 1000 | CPU s | reported elsewhere"),
         *rankings(),
         "",
         "MovieLens-1M, 1,000,209 pairs of 6,040 users and 3,706 films, rank 20, all hyperparameters one.",
         "",
-        "| ranking | mean rank | hit@10 | bound / 10⁶ | CPU s, the first with compilation |",
-        "|---|---|---|---|---|",
+        *table_head("ranking | mean rank | hit@10 | bound / 10⁶ | CPU s, the first with compilation"),
         *pair_rankings(),
     ]
     write_report("binary-matrices", lines, "binary_matrices_table")

@@ -30,7 +30,7 @@ from numpyro_ext.infer import EP
 
 from .phases_table import ABOUT_HYPER, SETTINGS, SIZE, regression
 from .repeats import mean_and_error
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 __all__ = ["main"]
 
@@ -196,8 +196,7 @@ def _table(task: _Task, repeats: int) -> tuple[list[str], list[dict[str, Any]]]:
         "",
         f"{task.about[0].upper()}{task.about[1:]}. {repeats} repeats of {task.phases[0].num_labels} labels.",
         "",
-        "| acquisition | seconds | ours over it | area | ours less |",
-        "|---|---|---|---|---|",
+        *table_head("acquisition | seconds | ours over it | area | ours less"),
     ]
     return [*head, *lines, ""], rows
 

@@ -23,7 +23,7 @@ from jax.scipy.stats import norm
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.calibration import Calibration, calibrate
 
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 __all__ = ["MODELS", "main", "together"]
 
@@ -151,8 +151,7 @@ def main() -> None:
         f"`calibrate(EP(model))`: {_NUM_SIMULATIONS} data sets from the prior of each model, {_NUM_SAMPLES} draws",
         "of each fit, hyperparameters integrated over. Shares in per cent, with standard errors over simulations.",
         "",
-        "| model | site (elements) | 50 % | 80 % | 95 % |",
-        "|---|---|---|---|---|",
+        *table_head("model | site (elements) | 50 % | 80 % | 95 %"),
         *rows,
     ]
     write_report("calibration", lines)

@@ -20,7 +20,7 @@ from numpyro_ext.infer import EP
 from numpyro_ext.infer.front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from tests.infer.small_problems import PROBLEMS, by_quadrature
 
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 __all__ = ["main"]
 
@@ -95,8 +95,9 @@ def main() -> None:
         f"Exact values by quadrature, or by {_NUM_BATCHES * _DRAWS_PER_BATCH:,} importance weights with the standard",
         "error that is given.",
         "",
-        "| problem | exact | its error | error of EP | error of the corrected value | CPU-seconds of the correction |",
-        "|---|---|---|---|---|---|",
+        *table_head(
+            "problem | exact | its error | error of EP | error of the corrected value | CPU-seconds of the correction"
+        ),
         *(
             f"| {name} | {exact:.4f} | {error:.4f} | {before:+.1e} | {after:+.1e} | {seconds:.2f} |"
             for name, exact, error, before, after, seconds in rows

@@ -25,7 +25,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro_ext.infer import EP
 
 from .own_process import in_own_process
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 NUM_ROWS, NUM_GROUPS = 10_000, 300
 RANDOM = np.random.default_rng(0)
@@ -146,8 +146,7 @@ def main() -> None:
         "hyperparameters integrated over, in a new process and again; of NUTS with compilation,",
         f"{NUM_WARMUP} steps to adapt and {NUM_DRAWS} draws.",
         "",
-        "| likelihood | EP, first | EP, next | NUTS | NUTS over EP, first | spread of the groups, EP | NUTS |",
-        "|---|---|---|---|---|---|---|",
+        *table_head("likelihood | EP, first | EP, next | NUTS | NUTS over EP, first | spread of the groups, EP | NUTS"),
         *rows,
     ]
     write_report("everyday", lines, data=data)

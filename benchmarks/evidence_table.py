@@ -21,7 +21,7 @@ from numpyro.infer import MCMC, NUTS
 
 from numpyro_ext.infer import EP, INLA, SMC, VariationalGaussian, annealed_importance_sampling
 
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 GAIN = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
 ERROR = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
@@ -241,8 +241,7 @@ def main() -> None:
         "",
         "Hyperparameters integrated over. Seconds are CPU-seconds of a first run and of one that compiles nothing.",
         "",
-        "| model | by | log evidence | first | next |",
-        "|---|---|---|---|---|",
+        *table_head("model | by | log evidence | first | next"),
         *rows,
         "",
         *(f"- {note}" for note in notes),
@@ -251,8 +250,7 @@ def main() -> None:
         "worst relative error of a deviation, evaluations of the density (of NUTS gradients, warm-up included), and",
         "CPU-seconds of a second run.",
         "",
-        "| model | by | mean | deviation | evaluations | seconds |",
-        "|---|---|---|---|---|---|",
+        *table_head("model | by | mean | deviation | evaluations | seconds"),
         *beside_nuts,
     ]
     write_report("evidence", lines)

@@ -21,7 +21,7 @@ from numpyro_ext.models import poisson_deblurring, wavelet_denoising
 
 from .image_peers import from_square_roots, noise_variance_of_square_roots, photons_denoised, relative_error
 from .image_rows import Table, inside, risk_of
-from .image_sizes import table_of
+from .results_table import table_head
 
 __all__ = ["photons", "photons_at_one_setting"]
 
@@ -149,7 +149,7 @@ TRIED: dict[str, tuple[Options, Options]] = {
 
 def _medians(title: str, methods: dict[str, tuple[Options, Options]], names: Sequence[str], seeds: range) -> list[str]:
     """Averages over draws of the photons of the errors of medians, and of their ratios to total variation's."""
-    lines = ["", f"## {title}", "", *table_of("method | " + " | ".join(names) + " | ratio to total variation")]
+    lines = ["", f"## {title}", "", *table_head("method | " + " | ".join(names) + " | ratio to total variation")]
     problems = [(image, photon_counts(image, seed)[0]) for image in map(picture, names) for seed in seeds]
     errors: dict[str, list[float]] = {}
     for image, counts in problems:

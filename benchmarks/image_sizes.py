@@ -13,21 +13,17 @@ import numpyro
 from .bench_images import read_problem
 from .compilation import compile_function, compile_sweep
 from .own_process import in_own_process
+from .results_table import table_head
 
-__all__ = ["dense_sweeps", "large_pictures", "table_of"]
+__all__ = ["dense_sweeps", "large_pictures"]
 
 PROBLEMS = ("blurred by 9 x 9", "half of its Fourier transform")
-
-
-def table_of(heads: str) -> list[str]:
-    """The first two lines of a table."""
-    return [f"| {heads} |", "|---" * len(heads.split("|")) + "|"]
 
 
 def large_pictures() -> list[str]:
     """One fit in one basis of each size, in processes of their own."""
     heads = "picture | CPU-s | evaluations | converged | dB | memory, GiB | µs a pixel | and evaluation | ratio | ratio"
-    lines, first = table_of(heads), None
+    lines, first = table_head(heads), None
     for side in (1024, 2048, 4096):
         found = in_own_process("large_image_once", side)
         whole = 1e6 * found["seconds"] / side**2
@@ -45,7 +41,7 @@ def dense_sweeps() -> list[str]:
     """A sweep of EP, and the Cholesky factorisation of as many unknowns, by turns; double precision."""
     numpyro.enable_x64()
     heads = "picture | seen | sweep, CPU-s | Cholesky, CPU-s | ratio | sweep, MiB | Cholesky, MiB"
-    lines = table_of(heads)
+    lines = table_head(heads)
     for side in (32, 64, 128):
         size = side * side
         floor = compile_function(jnp.linalg.cholesky, jnp.eye(size) + 0.5 / size)

@@ -27,8 +27,8 @@ from .image_once import NOISE, inpainting_problem, noisy_photograph, photograph
 from .image_peers import Picture, decibels, denoised, inpainted
 from .image_photons import photons, photons_at_one_setting
 from .image_rows import Table, inside, risk_of
-from .image_sizes import dense_sweeps, large_pictures, table_of
-from .results_table import write_report
+from .image_sizes import dense_sweeps, large_pictures
+from .results_table import table_head, write_report
 
 KEY = jax.random.key(0)
 
@@ -109,7 +109,7 @@ class Fitted:
 
 def bands() -> list[str]:
     """Shares of pixels in the bands of 256 x 256 pictures, 32 bases, and CPU-seconds once everything is compiled."""
-    lines = table_of("picture | pooling | dB | 50 % | 80 % | 95 % | mean, CPU-s | and bands")
+    lines = table_head("picture | pooling | dB | 50 % | 80 % | 95 % | mean, CPU-s | and bands")
     tails = np.array([0.025, 0.1, 0.25, 0.75, 0.9, 0.975])
     for number, name in enumerate(("camera", "camera", "ascent", "aero")):
         image = photograph(256, name)
@@ -159,7 +159,9 @@ def colour() -> Table:
 
 def early_inpainting() -> list[str]:
     """Pictures of 256 x 256 after few steps of four bases, and CPU-seconds once everything is compiled."""
-    lines = table_of("picture | steps | converged | dB | 80 % | mean, CPU-s | and bands | linear, dB | biharmonic, dB")
+    lines = table_head(
+        "picture | steps | converged | dB | 80 % | mean, CPU-s | and bands | linear, dB | biharmonic, dB"
+    )
     for number, name in enumerate(("camera", "camera", "ascent", "aero")):
         image = photograph(256, name)
         observed, mask = inpainting_problem(image)

@@ -31,7 +31,7 @@ from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information
 
 from .acquisitions_table import SETTINGS, classifier, hyper_values
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 __all__ = ["main"]
 
@@ -120,8 +120,7 @@ def main() -> None:
         f"this, both by {_NUM_DRAWS} draws of NUTS (mean ± standard error). Half of the draws against the other half:",
         "what the judge himself is not sure of. The last column is table 3.2 of Houlsby (2014).",
         "",
-        "| choice by | information lost | thesis |",
-        "|---|---|---|",
+        *table_head("choice by | information lost | thesis"),
     ]
     rows = []
     for name in ("NUTS, half of the draws", *_THESIS):

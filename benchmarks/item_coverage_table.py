@@ -24,7 +24,7 @@ from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.infer.calibration import Calibration, calibrate
 
 from .calibration_table import together
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 __all__ = ["main"]
 
@@ -123,8 +123,7 @@ def main() -> None:
         f"{_NUM_ITEMS} two-parameter logistic items, both from their priors, LogNormal(0, 0.5) and Normal(0, 3) of the "
         f"items, {_NUM_SAMPLES} draws of each fit. Shares in per cent, with standard errors over data sets.",
         "",
-        "| items | site | 50 % | 80 % | 90 % | 95 % | wanted of 90 % |",
-        "|---|---|---|---|---|---|---|",
+        *table_head("items | site | 50 % | 80 % | 90 % | 95 % | wanted of 90 %"),
         *rows,
         "",
         *remarks,

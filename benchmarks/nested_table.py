@@ -27,7 +27,7 @@ from scipy import special, stats
 from numpyro_ext.infer import SMC
 
 from .evidence_table import MODELS
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 REPEATS, LONG_RUNS = 4, 16
 OURS, NESTED = "SMC, 4000 particles", "NestedSampler"
@@ -176,8 +176,7 @@ def report(rows: list[str], notes: list[str], limits: str) -> None:
         f"{limits}, so that some made fewer runs. NestedSampler",
         "compiles in every run.",
         "",
-        "| model | by | log evidence | error | told | seconds | seconds x error² | runs |",
-        "|---|---|---|---|---|---|---|---|",
+        *table_head("model | by | log evidence | error | told | seconds | seconds x error² | runs"),
         *rows,
         "",
         *(f"- {note}" for note in notes),

@@ -12,6 +12,7 @@ from numpyro_ext.datasets import load_best_worst_pairs
 from numpyro_ext.infer import collaborative_em
 
 from .preferences_pairs import held_out, kernel_of, mean_and_error
+from .results_table import table_head
 
 __all__ = ["MOST_PAIRS", "STEPS_OF_FILMS", "films", "lovers", "lovers_of_genres", "movielens"]
 
@@ -59,8 +60,7 @@ def films(draws: list[dict[str, Any]]) -> list[str]:
     lines = ["# Best against worst films: MovieLens 100K", "", "Losses are in nats, where a constant has 0.693."]
     lines += [
         "",
-        "| seed | users | pairs for training | taken in each iteration | test pairs |",
-        "|---|---|---|---|---|",
+        *table_head("seed | users | pairs for training | taken in each iteration | test pairs"),
     ]
     for number, draw in enumerate(draws):
         sizes = draw.pop("counts")

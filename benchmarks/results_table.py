@@ -16,7 +16,7 @@ import jax
 
 from .compilation import Compiled
 
-__all__ = ["ResultsTable", "Row", "Target", "at_least", "at_most", "run_environment", "write_report"]
+__all__ = ["ResultsTable", "Row", "Target", "at_least", "at_most", "run_environment", "table_head", "write_report"]
 
 _PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numpyro", "statsmodels", "scikit-image")
 
@@ -204,6 +204,11 @@ def write_report(
         path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
     print(path)
     return path
+
+
+def table_head(heads: str) -> list[str]:
+    """First two lines of a table of Markdown, given its heads with bars between them."""
+    return [f"| {heads} |", "|---" * len(heads.split("|")) + "|"]
 
 
 def _version(package: str) -> str:

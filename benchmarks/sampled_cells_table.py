@@ -18,7 +18,7 @@ from numpyro_ext.infer import BilinearVG, ranking_quality
 from numpyro_ext.models import binary_factorization
 
 from .binary_matrices_table import transactions
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 __all__ = ["main"]
 
@@ -46,8 +46,7 @@ def main() -> None:
         "drawn cells the bound with a tangent for each zero at the end; that of `by_row` has a tangent for each row. "
         "Its change is that of the last sweep, or of the last half of the minibatches, relative to itself.",
         "",
-        "| fit | steps | cells drawn | recall@10 | bound / 1000 | its change | CPU s | NumPy prototype |",
-        "|---|---|---|---|---|---|---|---|",
+        *table_head("fit | steps | cells drawn | recall@10 | bound / 1000 | its change | CPU s | NumPy prototype"),
     ]
     took: list[tuple[int, float]] = []
     elsewhere = {"by_row": ".312", "exact": ".332 (21 s)", "balanced": ".301 (17 s, 3.6·10⁶ draws)", "biased": ".16"}

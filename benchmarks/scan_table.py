@@ -13,7 +13,7 @@ from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 from tests import scan_models
 from tests.infer.test_state_spaces import TREND, trend_by_kalman, without_scan
 
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 ENGINES = (EP, LaplaceApproximation, VariationalGaussian)
 SIZES = (10_000, 30_000, 100_000)
@@ -88,8 +88,7 @@ def main() -> None:
         f"means and variances at {NUM_DENSE} steps (asked: 1e-8) to the dense engine, and on Gaussian data, a trend",
         "with a slope, to a Kalman smoother, both at `tol=1e-11`.",
         "",
-        "| engine | first | next | exponent of time | of memory | gap to dense | gap to Kalman smoother |",
-        "|---|---|---|---|---|---|---|",
+        *table_head("engine | first | next | exponent of time | of memory | gap to dense | gap to Kalman smoother"),
     ]
     for kind in ENGINES:
         first, later, memory = growth(kind)

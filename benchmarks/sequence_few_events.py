@@ -18,7 +18,7 @@ from numpyro_ext.infer import ChunkedSVI
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences, EventSplit
 
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 RANK = 2
 
@@ -82,8 +82,9 @@ def main() -> None:
         "Nats per event. Width 8, tanh, Adam 0.03; two numbers of a person, integrated out, begin at the pooled",
         "network, Adam 0.01. Wanted of five simulations: they are at least 0.1 below free matrices.",
         "",
-        "| simulation | true chains | free matrices | pooled | two numbers, integrated out | less free matrices |",
-        "|---|---|---|---|---|---|",
+        *table_head(
+            "simulation | true chains | free matrices | pooled | two numbers, integrated out | less free matrices"
+        ),
         *few_events(keys),
     ]
     write_report("sequence-few-events", lines, "sequence_few_events")

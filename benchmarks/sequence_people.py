@@ -20,7 +20,7 @@ from numpyro_ext.infer import ChunkedFit, ChunkedSVI
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSplit, PersonalMixture, compare_sequences
 
-from .results_table import write_report
+from .results_table import table_head, write_report
 from .sequences_table import divided
 
 WIDTH, RANK = 64, 8
@@ -99,8 +99,9 @@ def report(split: EventSplit, rows: list[str]) -> None:
         'of a person by `ChunkedSVI(local="laplace")` from the pooled network of the same key, Adam 0.002, over the',
         f"last 256 events of each, 16 draws. Five counts mixed: {counts:.3f}.",
         "",
-        "| network | key | alone | with five counts | change (s.e., paired over users) | best epoch | CPU-seconds |",
-        "|---|---|---|---|---|---|---|",
+        *table_head(
+            "network | key | alone | with five counts | change (s.e., paired over users) | best epoch | CPU-seconds"
+        ),
         *rows,
         "",
         "Wanted: the gate alone no worse than the mixture of counts with a network; numbers of a person no worse than",

@@ -27,7 +27,7 @@ from numpyro_ext.sequences import (
 )
 from numpyro_ext.sequences.scores import KINDS
 
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 
 def predictors() -> dict[str, SequencePredictor]:
@@ -90,8 +90,9 @@ def section(title: str, split: EventSplit) -> list[str]:
         "",
         "Weights of the five counts with Kneser-Ney smoothing:",
         "",
-        "| events so far | repeat the last | own frequencies | own pairs | pairs of all | frequencies of all |",
-        "|---|---|---|---|---|---|",
+        *table_head(
+            "events so far | repeat the last | own frequencies | own pairs | pairs of all | frequencies of all"
+        ),
     ]
     for name, row in zip(("below 10", "10 to 29", "30 to 99", "100 and more"), weights, strict=True):
         lines.append(f"| {name} | " + " | ".join(f"{weight:.2f}" for weight in row) + " |")
