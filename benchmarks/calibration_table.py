@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from jax.scipy.stats import norm
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.calibration import Calibration, calibrate
 
+from .repeats import keep
 from .results_table import table_head, write_report
 
 __all__ = ["MODELS", "main", "together"]
@@ -92,21 +93,19 @@ MODELS = (logistic_regression, poisson_intercepts, counts_of_a_process, student_
 QUANTITIES = {"preferences": "unseen"}
 
 
-def _simulate(model: Any, batch: int, path: Path) -> None:
+def _simulated(model: Any, batch: int) -> dict[str, Any]:
+    """Ranks of a batch of simulations, and how its fits ended."""
     engine = EP(model, num_samples=_NUM_SAMPLES, progress_bar=False)
     start = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # fits that did not converge are counted
-        found = calibrate(
-            engine, jax.random.key(batch), num_simulations=_BATCH, quantities=QUANTITIES.get(model.__name__, ())
-        )
-    content = {
+    found = calibrate(
+        engine, jax.random.key(batch), num_simulations=_BATCH, quantities=QUANTITIES.get(model.__name__, ())
+    )
+    return {
         "seconds": time.process_time() - start,
         "ranks": {name: ranks.tolist() for name, ranks in found.ranks.items()},
         "converged": found.converged.tolist(),
         "errors": [str(error) for error in found.errors.values()],
     }
-    path.write_text(json.dumps(content))
 
 
 def together(parts: list[dict[str, Any]], num_draws: int) -> Calibration:
@@ -132,8 +131,7 @@ def main() -> None:
             continue
         paths = [work / f"{model.__name__}-{batch}.json" for batch in range(_NUM_SIMULATIONS // _BATCH)]
         for batch, path in enumerate(paths):
-            if not path.exists():
-                _simulate(model, batch, path)
+            keep(path, partial(_simulated, model, batch))
         parts = [json.loads(path.read_text()) for path in paths]
         found, seconds = together(parts, _NUM_SAMPLES), sum(part["seconds"] for part in parts)
         flat = {name: ranks.reshape(len(ranks), -1) for name, ranks in found.ranks.items()}

@@ -9,9 +9,7 @@ of an hour for 25 draws.
 from __future__ import annotations
 
 import functools
-import json
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from numpyro_ext.models import joint_preference_gp, preference_factorization
 
 from .preference_people import DATA, NUM_USERS, People, all_pairs, alone, shared_moments
 from .preferences_pairs import mean_and_error
-from .repeats import parser_of_draws
+from .repeats import keep, kept_draws, parser_of_draws
 from .results_table import write_report
 
 __all__ = ["main"]
@@ -163,16 +161,7 @@ def surface(seed: int) -> dict[str, Any]:
 
 
 def _compute(work: Path, num_draws: int, num_surfaces: int, minutes: float) -> None:
-    start = time.monotonic()
-
-    def keep(path: Path, experiment: Callable[[], Any]) -> None:
-        if path.exists() or time.monotonic() - start > 60.0 * minutes:
-            return
-        begun = time.process_time()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # fits that did not converge are counted
-            path.write_text(json.dumps(experiment()))
-        print(path.name, f"{time.process_time() - begun:.0f} CPU-s", flush=True)
+    end = time.monotonic() + 60.0 * minutes
 
     def all_systems(name: str, seed: int) -> dict[str, Any]:
         people = shuffled(DATA[name](seed), seed)
@@ -186,21 +175,16 @@ def _compute(work: Path, num_draws: int, num_surfaces: int, minutes: float) -> N
 
     for seed in range(num_draws):
         for name in DATA:
-            keep(work / f"{name}-{seed}.json", functools.partial(all_systems, name, seed))
+            keep(work / f"{name}-{seed}.json", functools.partial(all_systems, name, seed), end)
         if seed < num_surfaces:
-            keep(work / f"surface-{seed}.json", functools.partial(surface, seed))
-
-
-def _draws(work: Path, name: str) -> list[Any]:
-    paths = sorted(work.glob(f"{name}-[0-9]*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
-    return [json.loads(path.read_text()) for path in paths]
+            keep(work / f"surface-{seed}.json", functools.partial(surface, seed), end)
 
 
 def _rows(work: Path) -> Iterator[str]:
     yield "| data | system | draws | error | less that of SU, paired | thesis | within 0.03 | converged | CPU-s |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for name in DATA:
-        all_draws = _draws(work, name)
+        all_draws = kept_draws(work, name)
         for system in SYSTEMS if all_draws else ():
             draws = [draw for draw in all_draws if system in draw]
             of = [draw[system] for draw in draws]
@@ -215,7 +199,7 @@ def _rows(work: Path) -> Iterator[str]:
 
 
 def _scales(work: Path) -> str:
-    found = {name: [draw["BO, scale learned"]["scale"] for draw in _draws(work, name)] for name in DATA}
+    found = {name: [draw["BO, scale learned"]["scale"] for draw in kept_draws(work, name)] for name in DATA}
     return ", ".join(
         f"{np.median(of):.2g} ({name}, {min(of):.2g} to {max(of):.2g})" for name, of in found.items() if of
     )
@@ -230,7 +214,7 @@ def _targets(work: Path) -> Iterator[str]:
             if system not in _NOT_ASKED
         }
         for name in DATA
-        if (draws := _draws(work, name))
+        if (draws := kept_draws(work, name))
     }
 
     def said(what: str, is_met: bool, *differences: np.ndarray) -> str:
@@ -258,7 +242,7 @@ def _targets(work: Path) -> Iterator[str]:
 def _surfaces(work: Path) -> Iterator[str]:
     """The first surface, and of all of them where the maximum is."""
     places = []
-    for seed, fits in enumerate(_draws(work, "surface")):
+    for seed, fits in enumerate(kept_draws(work, "surface")):
         table = np.array(fits["evidence"])
         users, items = np.unravel_index(np.nanargmax(table), table.shape)
         places.append((_LENGTHS[users], _LENGTHS[items]))
@@ -272,7 +256,7 @@ def _surfaces(work: Path) -> Iterator[str]:
             yield f"| {length:g} | " + " | ".join(f"{value:.1f}" for value in row) + " |"
         yield ""
     if places:
-        converged = np.mean([fits["converged"] for fits in _draws(work, "surface")])
+        converged = np.mean([fits["converged"] for fits in kept_draws(work, "surface")])
         are_met = [set(place) <= {0.0, 0.5} for place in places]
         verdict = "**met**" if all(are_met) else "**missed**"
         yield (

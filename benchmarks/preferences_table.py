@@ -8,10 +8,8 @@ what is there. The data are those of ``load_sushi`` and ``load_best_worst_pairs`
 from __future__ import annotations
 
 import argparse
-import json
-import time
-import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from .preferences_sushi import (
 )
 from .preferences_thesis import sushi_a_thesis, thesis_report
 from .preferences_unseen import unseen, unseen_films
+from .repeats import keep, kept_draws
 from .results_table import write_report
 
 __all__ = ["EXPERIMENTS", "main"]
@@ -45,23 +44,6 @@ EXPERIMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "lovers": (lovers_of_genres, 1),
     "unseen_films": (unseen_films, 2),
 }
-
-
-def _found(work: Path, name: str) -> list[dict[str, Any]]:
-    paths = sorted(work.glob(f"{name}-[0-9]*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
-    return [json.loads(path.read_text()) for path in paths]
-
-
-def _compute(work: Path, name: str, limit: int) -> None:
-    experiment, num_draws = EXPERIMENTS[name]
-    for seed in range(min(limit, num_draws)):
-        path = work / f"{name}-{seed}.json"
-        if not path.exists():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # fits that did not converge are counted
-                start = time.process_time()
-                path.write_text(json.dumps(experiment(seed)))
-            print(path.name, f"{time.process_time() - start:.0f} CPU-s", flush=True)
 
 
 # Each report by its name: its experiments, and what is written of their draws.
@@ -89,12 +71,14 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     numpyro.enable_x64()
     for name in () if arguments.write else (arguments.only,) if arguments.only else EXPERIMENTS:
-        _compute(work, name, arguments.draws)
+        experiment, num_draws = EXPERIMENTS[name]
+        for seed in range(min(arguments.draws, num_draws)):
+            keep(work / f"{name}-{seed}.json", partial(experiment, seed))
     if arguments.only:
         return
     for report in (arguments.write,) if arguments.write else REPORTS:
         experiments, lines_of = REPORTS[report]
-        parts = zip(*(_found(work, name) for name in experiments), strict=True)
+        parts = zip(*(kept_draws(work, name) for name in experiments), strict=True)
         lines = lines_of([{key: value for each in draw for key, value in each.items()} for draw in parts])
         write_report(report, lines, script="preferences_table", remarks=work / f"remarks-{report}.md")
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["make_repeats", "mean_and_error", "parser_of_draws", "read_repeats", "standardised", "summary"]
+__all__ = [
+    "keep",
+    "kept_draws",
+    "make_repeats",
+    "mean_and_error",
+    "parser_of_draws",
+    "read_repeats",
+    "standardised",
+    "summary",
+]
 
 
 def standardised(x: np.ndarray) -> np.ndarray:
@@ -29,6 +39,23 @@ def mean_and_error(values: np.ndarray, sign: str = "", digits: int = 1) -> str:
     """The same in words of a table."""
     found = summary(values)
     return f"{found['mean']:{sign}.{digits}f} ± {found['standard_error']:.{digits}f}"
+
+
+def keep(path: Path, experiment: Callable[[], Any], end: float = float("inf")) -> None:
+    """Write what an experiment finds, unless the file is there already or ``time.monotonic`` is past the end."""
+    if path.exists() or time.monotonic() > end:
+        return
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # fits that did not converge are counted
+        path.write_text(json.dumps(experiment()))
+    print(path.name, f"{time.process_time() - start:.0f} CPU-s", flush=True)
+
+
+def kept_draws(folder: Path, name: str) -> list[Any]:
+    """Findings of ``NAME-0.json``, ``NAME-1.json`` and so on, as far as they are there."""
+    paths = sorted(folder.glob(f"{name}-[0-9]*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    return [json.loads(path.read_text()) for path in paths]
 
 
 def read_repeats(folder: Path, name: str) -> dict[str, Any]:
