@@ -26,31 +26,25 @@ from ..front.options import (
     default_tolerance,
     plain_number,
 )
-from ..front.running.iterations import Iterations, StepInfo, fit_in_chunks, judge
-from ..front.state import EngineState, Fit, check_init_state, data_digest
+from ..front.running.iterations import Iterations, judge
+from ..front.state import EngineState, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import sweeps as core
 from .algorithms.quadratic import Bound, Update
 from .algorithms.selection import SelectionRule
 from .answers import BilinearAnswers
 from .closed import MAX_CELLS, ClosedChoice, Zeros, has_closed_rule
-from .families import Covariance, check_coupled, named_by_component, side_families
+from .families import Covariance, check_coupled, check_points, named_by_component, side_families
 from .marginals.pairs import state_at
 from .programs import CHUNK, BilinearPrograms, Solver, bilinear_programs, explain, parts, with_parts
+from .restarts import MOST_CELLS_RESTARTED, NUM_RESTARTS, ONE_START, best_of_starts
 from .run import BilinearRun
 from .sampling import Scheme, fit_sampled
 
 __all__ = ["BilinearVG"]
 
-_WARM_UP = CHUNK
-_RESTARTS = 3
 _ROUNDING = 1e3
 """Errors of the objective, in units of the last place."""
-_MOST_CELLS_RESTARTED = 20_000
-_ONE_START = (
-    "This is the end of a single random start, and the objective has several maxima: other starts are made by default "
-    f"up to {_MOST_CELLS_RESTARTED} cells and without a checkpoint, and elsewhere where num_restarts says so."
-)
 
 
 class BilinearVG(BilinearAnswers):
@@ -227,7 +221,7 @@ class BilinearVG(BilinearAnswers):
     # Running
 
     writes_checkpoints = True
-    _most_cells_restarted = _MOST_CELLS_RESTARTED
+    _most_cells_restarted = MOST_CELLS_RESTARTED
 
     def start(self, *args: object, values: Mapping[str, object], **kwargs: object) -> EngineState:
         """State at stated moments, from which :meth:`run` starts if it is given as ``init_state``.
@@ -258,7 +252,7 @@ class BilinearVG(BilinearAnswers):
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> BilinearRun:
         reading, space, programs = self._prepare(rng_key, args, kwargs)
-        self._check_points(reading, space)
+        check_points(reading, space, self._families(reading))
         digest = data_digest(reading.written_data, space.fixed, reading.key)
         if self.zeros == "sampled":
             if checkpoint is not None:
@@ -295,7 +289,7 @@ class BilinearVG(BilinearAnswers):
             proposed = {n: v for n, v in (self.init_values or {}).items() if n not in reading.common_sites}
             values, num_restarts = space.initial(proposed), self._num_restarts(reading, checkpoint)
             if self.num_restarts is None and not num_restarts:
-                notes = (_ONE_START,)
+                notes = (ONE_START,)
             for number in range(1 + num_restarts):
                 key = jax.random.fold_in(rng_key, number)
                 starts.append((values, programs.init_state(reading.data, space.unpack(values), key), 0))
@@ -322,29 +316,11 @@ class BilinearVG(BilinearAnswers):
         )
 
         def keep(values: Array, state: core.State, done: int) -> None:
-            if checkpoint is not None:
-                reached = EngineState(*programs.devices.get(values, state), None, done, digest)
-                if jax.process_index() == 0:
-                    write_checkpoint(checkpoint, reached)
+            reached = EngineState(*programs.devices.get(values, state), None, done, digest)
+            if checkpoint is not None and jax.process_index() == 0:
+                write_checkpoint(checkpoint, reached)
 
-        fits = []
-        for values, state, before in starts:
-            found, info = fit_in_chunks(
-                problem,
-                values,
-                state,
-                before=before,
-                num_steps=self.num_steps if resumed is None else max(1, self.num_steps - before),
-                chunk=CHUNK if checkpoint is None else 1,
-                # Scales learned from the first random means would shrink to these.
-                warm_up=min(_WARM_UP, self.num_steps - 1),
-                keep=keep,
-            )
-            diagnostics = found.diagnostics._replace(num_skipped=int(info.solved.num_refused))
-            fits.append((found._replace(diagnostics=diagnostics), info))
-            if any(message.startswith("Interrupted") for message in diagnostics.messages):
-                break
-        best, info = _best(fits, tol)
+        best, info = best_of_starts(problem, starts, None if checkpoint is None else keep, goes_on=resumed is not None)
         best = judge(problem, best, info, rng_key)
         diagnostics = best.diagnostics._replace(messages=(*best.diagnostics.messages, *notes))
         best = best._replace(diagnostics=diagnostics)
@@ -363,7 +339,7 @@ class BilinearVG(BilinearAnswers):
         if self.num_restarts is not None:
             return self.num_restarts
         is_small = sum(cells.size for cells in reading.cells) <= self._most_cells_restarted
-        return _RESTARTS if is_small and checkpoint is None else 0
+        return NUM_RESTARTS if is_small and checkpoint is None else 0
 
     def _read(
         self,
@@ -429,16 +405,6 @@ class BilinearVG(BilinearAnswers):
     def _families(self, reading: BilinearReading) -> tuple[core.Family, core.Family]:
         return side_families(self.covariance, reading)
 
-    def _check_points(self, reading: BilinearReading, space: UnconstrainedSpace) -> None:
-        for side, family in enumerate(self._families(reading)):
-            learned = [n for n in reading.scale_hyper(side) if n in space.names]
-            if family == "point" and learned:
-                raise ValueError(
-                    f"The prior scales of {list(reading.sides[side])} depend on {learned}, which cannot be learned "
-                    "where these sites are points: their density grows without limit as a scale goes to zero. Give "
-                    f"values (hyper_values={{{learned[0]!r}: ...}}), chosen on held-out counts, or use Gaussians."
-                )
-
     # Answers
 
     @property
@@ -459,17 +425,3 @@ class BilinearVG(BilinearAnswers):
         reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
         result = fit_from_content(content, reading, space, programs.init_state)
         return BilinearRun(reading, space, result, rng_key, self.num_samples, programs)
-
-
-def _best(fits: list[tuple[Fit, StepInfo]], tol: float) -> tuple[Fit, StepInfo]:
-    """The fit with the largest objective, which says between which objectives all of them ended.
-
-    The first one among equals, which differ in the signs and the order of their components.
-    """
-    ends = [float(found.diagnostics.objective_trace[-1]) for found, _ in fits]
-    best, info = fits[int(np.argmax(np.array(ends) >= max(ends) - tol * (1.0 + abs(max(ends)))))]
-    if len(fits) == 1:
-        return best, info
-    spread = f"{len(ends)} random starts ended at objectives from {min(ends):.6g} to {max(ends):.6g}; the best is kept."
-    messages = (*best.diagnostics.messages, spread)
-    return best._replace(diagnostics=best.diagnostics._replace(messages=messages)), info

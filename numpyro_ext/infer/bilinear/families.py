@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from ...structure.bilinear.reading import BilinearReading
 from ...structure.bilinear.refusals import check_names
+from ..hyper.space import UnconstrainedSpace
 from .algorithms.sweeps import Family
 
-__all__ = ["Covariance", "check_coupled", "named_by_component", "side_families"]
+__all__ = ["Covariance", "check_coupled", "check_points", "named_by_component", "side_families"]
 
 Covariance = Family | Mapping[str, Family]
 """One family, or families by sites or plates."""
@@ -53,3 +54,18 @@ def check_coupled(reading: BilinearReading, is_plain: bool) -> None:
             "gradients on one device, and cells that are listed: leave devices, solver and unlisted_cells at their "
             "defaults."
         )
+
+
+def check_points(reading: BilinearReading, space: UnconstrainedSpace, families: tuple[Family, Family]) -> None:
+    """Refuse to learn the prior scales of sides that are points.
+
+    :raises ValueError: if there are such scales, and no values of them are given.
+    """
+    for side, family in enumerate(families):
+        learned = [n for n in reading.scale_hyper(side) if n in space.names]
+        if family == "point" and learned:
+            raise ValueError(
+                f"The prior scales of {list(reading.sides[side])} depend on {learned}, which cannot be learned "
+                "where these sites are points: their density grows without limit as a scale goes to zero. Give "
+                f"values (hyper_values={{{learned[0]!r}: ...}}), chosen on held-out counts, or use Gaussians."
+            )

@@ -19,6 +19,7 @@ from ...structure import (
     SparseLinearReading,
 )
 from ..bilinear.engine import BilinearVG
+from ..bilinear.families import check_points
 from ..ep import EP
 from ..front.engine import AnyEngine, BaseEngine
 from ..gaussian.engine import Engine
@@ -178,7 +179,7 @@ def _check(engine: AnyEngine, reading: ModelReading) -> None:
     elif isinstance(reading, SparseLinearReading) and isinstance(engine, StructuredMeanField):
         engine._options(reading, space)
     elif isinstance(reading, BilinearReading) and isinstance(engine, BilinearVG):
-        engine._check_points(reading, space)
+        check_points(reading, space, engine._families(reading))
 
 
 def _cost(engine: AnyEngine, reading: ModelReading) -> str:
