@@ -39,6 +39,24 @@ def noisy(y, mask=True):
         numpyro.sample("y", dist.Normal(location, jnp.exp(log_scale)), obs=y)
 
 
+def noisy_in_one_sum(y):
+    location, log_scale = _predictors(y)
+    numpyro.factor("y", jnp.sum(-0.5 * ((y - location) * jnp.exp(-log_scale)) ** 2 - log_scale))
+
+
+def noisy_in_two_sums(y):
+    location, log_scale = _predictors(y)
+    numpyro.factor("y", jnp.sum(-0.5 * ((y - location) * jnp.exp(-log_scale)) ** 2) - jnp.sum(log_scale))
+
+
+def lifetimes(y):
+    """A Weibull density, of which the log shape stands alone and is a sum of two sites."""
+    b, c = (numpyro.sample(name, dist.Normal(0, 2).expand([2]).to_event(1)) for name in "bc")
+    log_shape = Z[: len(y)] @ c + numpyro.sample("s", dist.Normal(0, 1).expand([5]))[GROUP]
+    power = jnp.exp(log_shape) * (jnp.log(jnp.abs(y)) - X[: len(y)] @ b)
+    numpyro.factor("y", jnp.sum(log_shape + power - jnp.exp(power)))
+
+
 def inflated(y):
     log_rate, logits = _predictors(y)
     numpyro.sample("y", dist.ZeroInflatedPoisson(gate=jax.nn.sigmoid(logits), rate=jnp.exp(log_rate)), obs=y)
@@ -108,6 +126,9 @@ def _run(engine, model, *args, **options):
     ("model", "y", "field", "label"),
     [
         (noisy, REAL, "b c", "two predictors, Gaussian in one"),
+        (noisy_in_one_sum, REAL, "b c", "two predictors, Gaussian in one"),
+        (noisy_in_two_sums, REAL, "b c", "two predictors, Gaussian in one"),
+        (lifetimes, REAL, "b c s", "y (30,) (factor of two predictors, by quadrature"),
         (scalars, REAL, "a b c d", "two predictors, Gaussian in one"),
         (groups, REAL, "level log_scale", "y (5,) (factor of two predictors, Gaussian in one"),
         (crossed, REAL, "b s", "y (30,) (factor of two predictors, by quadrature"),

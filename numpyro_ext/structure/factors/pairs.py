@@ -69,7 +69,8 @@ def find_pairs(program: Program, degrees: Degrees, name: str, atoms: Sequence[At
     for cut in ([a, b] for a in sides[0] for b in sides[1]) if len(sides) == 2 else ():
         if not program.ancestors(atoms, cut) & free - set(cut):
             late = _pairs(program, cut, atoms)
-            if late is not None and len(late) == 1 and np.all(late[0] >= 0) and np.unique(late[0]).size == late[0].size:
+            own = None if late is None else np.unique(np.concatenate(late), axis=0)
+            if late is not None and own is not None and np.all(own >= 0) and np.unique(own).size == own.size:
                 return cut, late
     raise Conflict(
         f"{through}, of which observations share one but not the other. Give each observation predictors of its own "
@@ -81,15 +82,29 @@ def find_pairs(program: Program, degrees: Degrees, name: str, atoms: Sequence[At
 
 
 def _pairs(program: Program, cut: Sequence[int], atoms: Sequence[Atom]) -> list[np.ndarray] | None:
-    """The two elements that each element sees, or ``None`` if some see another number of them than two or none."""
+    """The two elements that each element sees, or ``None`` if some see more, or one that is in no pair.
+
+    An element that sees one of a pair, as the Jacobian of a scale in a sum of its own, is a part of that pair's factor.
+    """
     found = []
     for _, pattern in patterns_from(program, cut, atoms)[1]:
         if not isinstance(pattern, np.ndarray) or not pattern.shape[-1]:
             return None
-        pairs = deduplicate(as_array(pattern)).reshape(-1, pattern.shape[-1])
-        if pairs.shape[-1] != 2 or np.any((pairs[:, 0] >= 0) != (pairs[:, 1] >= 0)):
+        seen = deduplicate(as_array(pattern))
+        if seen.shape[-1] > 2:
             return None
-        found.append(np.sort(pairs, axis=-1))
+        seen = seen.reshape(-1, seen.shape[-1])
+        found.append(np.sort(np.pad(seen, ((0, 0), (2 - seen.shape[-1], 0)), constant_values=-1), axis=-1))
+    whole = np.concatenate(found)
+    whole = whole[whole[:, 0] >= 0]
+    pair_of = np.full((int(max(each.max(initial=0) for each in found)) + 1, 2), -1)
+    for side in whole.T:
+        pair_of[side] = whole
+    for each in found:
+        is_single = (each[:, 0] < 0) & (each[:, 1] >= 0)
+        each[is_single] = pair_of[each[is_single, 1]]
+        if np.any(each[is_single] < 0):
+            return None
     return found
 
 

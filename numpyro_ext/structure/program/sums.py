@@ -61,7 +61,9 @@ def _step_back(program: Program, degrees: Degrees, term: Term, eqn: Equation) ->
         return [term._replace(atom=first)]
     if name == "neg":
         return [term._replace(atom=first, sign=-term.sign)]
-    if name in ("add", "sub") and keeps_size:
+    # A predictor is itself a sum, of which the parts are no predictors.
+    is_predictor = size > 1 and degrees.of(eqn.outputs[0]) == Degree.AFFINE
+    if name in ("add", "sub") and keeps_size and not is_predictor:
         second_sign = term.sign if name == "add" else -term.sign
         return [term._replace(atom=first), term._replace(atom=eqn.inputs[1], sign=second_sign)]
     if name in ("mul", "div"):
