@@ -13,7 +13,7 @@ from scipy.special import gammaln, logsumexp
 from scipy.stats import chi, halfnorm, norm
 
 from numpyro_ext.infer import EP
-from numpyro_ext.infer.gaussian.integration.judgement import judge_ratios
+from numpyro_ext.infer.gaussian.integration.judgement import judge_points, judge_ratios
 from numpyro_ext.infer.hyper.adaptive import follow
 
 KEY = jax.random.key(0)
@@ -44,6 +44,12 @@ def test_a_density_that_cannot_be_followed_is_said():
     """Waves that are narrower than the points stand apart."""
     found = follow(lambda z: -0.5 * np.sum(z**2, axis=1) + 4.0 * np.sin(9.0 * z.sum(axis=1)), 3)
     assert "k-hat" in judge_ratios(found.log_ratios)[0]
+
+
+def test_a_point_above_the_mode_is_said():
+    (message,) = judge_points(np.array([0.0, -1.0, 0.5]), None, ("scale",))
+    assert "0.5 above that of the mode" in message and "several modes. Use num_restarts or other init" in message
+    assert judge_points(np.array([0.0, -1.0, 0.05]), None, ("scale",)) == ()
 
 
 GROUP, OTHER = np.arange(24) % 6, np.arange(24) // 8
@@ -105,7 +111,9 @@ def test_a_normal_approximation_of_a_scale_is_warned_of():
         numpyro.sample("y", dist.Normal(theta, sigma), obs=y)
 
     with pytest.warns(UserWarning, match="density of the hyperparameters is not normal.*integrate='adaptive'"):
-        EP(schools, integrate="normal", progress_bar=False).run(KEY, y)
+        engine = EP(schools, integrate="normal", progress_bar=False)
+        engine.run(KEY, y)
+    assert not engine.diagnostics.converged
 
 
 def test_two_modes_that_are_both_integrated_over_are_not_told():

@@ -205,7 +205,8 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         said = judge_ratios(followed.log_ratios)
         is_followed, messages = not said, (*messages, *said)
     elif name == "normal" and size:
-        messages = (*messages, *judge_normal(fits.objective[chosen] + design.log_volumes, size > _MOST_ADAPTIVE))
+        said = judge_normal(fits.objective[chosen] + design.log_volumes, size > _MOST_ADAPTIVE)
+        is_followed, messages = not said, (*messages, *said)
     if is_bent:
         messages = (*messages, bent_message(around.space.names))
     num_hyper = len(factor)
