@@ -1,9 +1,9 @@
-"""Models whose observations have two predictors each, and a likelihood of the user's own: first and next runs.
+"""Models whose observations have two predictors each, and a likelihood of the user's own: times, and errors by NUTS.
 
-``python -m benchmarks.two_predictors_table`` writes ``results/<date>-two-predictors.md``; ``--only`` and ``--by`` name
-models and engines, ``--before`` gives the data of an earlier table to stand beside it. Each model and engine has a
-process of its own, so that the first run compiles all of its programs; a run includes its draws. Everything is learned,
-and hyperparameters are integrated over.
+``python -m benchmarks.two_predictors_table`` writes ``results/<date>-two-predictors.md``; ``--only`` names models,
+``--kept`` a folder with what earlier runs measured, which is not measured again. Each model and engine has a process of
+its own, so that the first run compiles all of its programs; a run includes its draws. Everything is learned, and
+hyperparameters are integrated over.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import subprocess
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,17 +23,19 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
-from numpyro.infer import MCMC, NUTS
+from numpyro.handlers import seed, trace
 
 from numpyro_ext.compilation.disk_cache import VARIABLE
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 
 from .own_process import in_own_process
 from .results_table import write_report
+from .spreads_table import Case, by_nuts, compare
 
 ENGINES = {"EP": EP, "Laplace": LaplaceApproximation, "VG": VariationalGaussian}
 NUM_ROWS, NUM_SITES, NUM_VISITS = 300, 200, 5
-NUM_WARMUP, NUM_DRAWS = 1000, 4000
+NUM_WARMUP, NUM_DRAWS = 1500, 2000
+"""Of each of the two chains of NUTS."""
 Data = tuple[np.ndarray, ...]
 
 
@@ -163,135 +163,154 @@ def location_scale(x: Any, group: Any, y: Any) -> None:
     numpyro.sample("y", dist.Normal(location, jnp.exp(log_scale)), obs=y)
 
 
-MODELS: dict[str, tuple[Callable[..., None], Callable[[], Data], tuple[float, float]]] = {
-    "zero-inflated Poisson, effects on rate and gate": (zero_inflated, _zero_inflated_data, (10, 1)),
-    "Weibull, effects on shape and scale": (weibull, _weibull_data, (10, 1)),
-    "the same by `numpyro.factor`": (weibull_by_factor, _weibull_data, (10, 1)),
-    "negative binomial, effects on mean and dispersion": (negative_binomial, _negative_binomial_data, (10, 1)),
-    "occupancy, covariates of presence and detection": (occupancy, _occupancy_data, (10, 1)),
-    "right-censored survival, a class with `log_prob`": (censored, _censored_data, (6, 0.5)),
-    "location and scale, effects on both": (location_scale, _location_scale_data, (8, 0.5)),
+def _categories_data() -> Data:
+    draws, group, x, effect = _grouped(25, 7)
+    eta = np.stack([np.zeros(NUM_ROWS), 0.5 + 0.6 * x, -0.3 - 0.4 * x], axis=1)
+    eta[:, 1:] += 0.6 * effect.T[group]
+    return x, group, np.argmax(eta + draws.gumbel(size=eta.shape), axis=1)
+
+
+def categories(x: Any, group: Any, y: Any) -> None:
+    first, second = _lines(x, group, 25, "first", "second")
+    numpyro.sample("y", dist.Categorical(logits=jnp.stack([jnp.zeros_like(first), first, second], axis=-1)), obs=y)
+
+
+class Task(NamedTuple):
+    """A model with its data, and the CPU-seconds that it should take and took."""
+
+    model: Callable[..., None]
+    data: Callable[[], Data]
+    engines: tuple[str, ...]
+    """The first is that whose times are wanted."""
+    wanted: str
+    """CPU-seconds of a first and of a next run at most."""
+    reported: str
+    """CPU-seconds on models like it when nested integrals served all factors of two predictors."""
+    earlier: str = ""
+    """CPU-seconds on 2026-11-28."""
+
+
+BOTH = ("EP", "Laplace")
+TASKS = {
+    "zero-inflated Poisson, effects on rate and gate": Task(
+        zero_inflated, _zero_inflated_data, BOTH, "10 / 1", "above 105", "22.6 / 4.7"
+    ),
+    "Weibull, effects on shape and scale": Task(weibull, _weibull_data, BOTH, "10 / 1", "116 / 100", "55"),
+    "the same by `numpyro.factor`": Task(weibull_by_factor, _weibull_data, BOTH, "10 / 1", "116 / 100"),
+    "negative binomial, effects on mean and dispersion": Task(
+        negative_binomial, _negative_binomial_data, BOTH, "10 / 1", "107 / 79", "70"
+    ),
+    "occupancy, covariates of presence and detection": Task(
+        occupancy, _occupancy_data, BOTH, "10 / 1", "59 / 123", "22.9 / 2.4"
+    ),
+    "right-censored survival, a class with `log_prob`": Task(
+        censored, _censored_data, BOTH, "6 / 0.5", "14 / 4.8", "11.1 / 0.9"
+    ),
+    "location and scale, effects on both": Task(
+        location_scale, _location_scale_data, BOTH, "8 / 0.5", "24 / 4", "18.8 / 2.0"
+    ),
+    "three categories, effects on both": Task(
+        categories, _categories_data, ("VG", "Laplace"), "10 / 1", "38 / 22", "19.3 / 4.2"
+    ),
 }
-"""Model, data, and CPU-seconds that a first and a next run of ``EP`` should take at most."""
-REPORTED = {
-    zero_inflated: "above 105",
-    weibull: "116 / 100",
-    weibull_by_factor: "116 / 100",
-    negative_binomial: "107 / 79",
-    occupancy: "59 / 123",
-    censored: "14 / 4.8",
-    location_scale: "24 / 4",
-}
-"""CPU-seconds of ``EP`` when nested integrals served all factors of two predictors, on models like these."""
 
 
 def measure(name: str, by: str) -> dict[str, Any]:
-    """CPU-seconds of runs in this process, the log evidence, and means and deviations of all scalar unknowns."""
-    model, make, _ = MODELS[name]
-    data = make()
-    found: dict[str, Any] = {"warnings": []}
+    """CPU-seconds of a first and a next run in this process, and moments of all unknowns; those of NUTS with errors."""
+    task = TASKS[name]
+    data = task.data()
     if by == "NUTS":
+        sites = trace(seed(task.model, 0)).get_trace(*data).values()
+        latent = tuple(site["name"] for site in sites if site["type"] == "sample" and not site["is_observed"])
+        return by_nuts(Case(task.model, data, latent), NUM_WARMUP, NUM_DRAWS)
+    found: dict[str, Any] = {}
+    for key in ("first", "next"):
         start = time.process_time()
-        mcmc = MCMC(NUTS(model), num_warmup=NUM_WARMUP, num_samples=NUM_DRAWS, progress_bar=False)
-        mcmc.run(random.key(0), *data)
-        draws = mcmc.get_samples()
-        found["first"] = time.process_time() - start
-        found["error"] = {}
-        for site, values in draws.items():
-            if values.ndim == 1:
-                size = numpyro.diagnostics.effective_sample_size(np.asarray(values)[None])
-                found["error"][site] = float(values.std() / np.sqrt(size))
-    else:
-        for key in ("first", "next"):
-            start = time.process_time()
-            engine = ENGINES[by](model, progress_bar=False)
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                engine.run(random.key(0), *data)
-                draws = engine.get_samples()
-            found[key] = time.process_time() - start
-            found["warnings"] = sorted({str(warning.message) for warning in told})
-        found["converged"], found["log_evidence"] = bool(engine.diagnostics.converged), float(engine.log_evidence)
-        values = {site: engine.posterior[site] for site in draws if site not in engine.hyper}
-        found["posterior"] = {
-            site: [np.asarray(value.mean).tolist(), np.asarray(value.sd).tolist()] for site, value in values.items()
-        }
-    draws = {site: np.asarray(values) for site, values in draws.items()}
-    found["draws"] = {site: [v.mean(0).tolist(), v.std(0).tolist()] for site, v in draws.items()}
+        engine = ENGINES[by](task.model, progress_bar=False)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            engine.run(random.key(0), *data)
+            draws = engine.get_samples()
+        found[key] = time.process_time() - start
+    found["messages"] = sorted({str(warning.message) for warning in told} | set(engine.diagnostics.messages))
+    found["converged"], found["log_evidence"] = bool(engine.diagnostics.converged), float(engine.log_evidence)
+    found["moments"] = {}
+    for site in draws:
+        mean, sd = np.asarray(engine.posterior[site].mean), np.asarray(engine.posterior[site].sd)
+        for place in np.ndindex(mean.shape):
+            label = site + (str(list(place)) if place else "")
+            found["moments"][label] = {"mean": float(mean[place]), "sd": float(sd[place])}
     return found
 
 
-def _in_own_process(name: str, by: str, most_seconds: float) -> dict[str, Any]:
-    """Result of :func:`measure` without programs that are kept on disk; seconds alone where it does not end."""
-    command = ("two_predictors_table", "--one", name, "--by", by)
-    begun = resource.getrusage(resource.RUSAGE_CHILDREN)
-    try:
-        return in_own_process(*command, environment={VARIABLE: "off"}, timeout=most_seconds)
-    except subprocess.TimeoutExpired:
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return {"at_least": ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime}
+def _kept(folder: Path | None, name: str, by: str) -> dict[str, Any]:
+    """Result of :func:`measure` in a process without programs on disk, or what ``folder`` has of it."""
+    path = None if folder is None else folder / f"{list(TASKS).index(name)}-{by}.json"
+    if path is not None and path.exists():
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    found = in_own_process("two_predictors_table", "--one", name, "--by", by, environment={VARIABLE: "off"})
+    found["load"] = os.getloadavg()[0]
+    if path is not None:
+        path.write_text(json.dumps(found))
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", choices=list(MODELS), help="measure this model in this process")
-    parser.add_argument("--by", nargs="+", default=list(ENGINES), choices=[*ENGINES, "NUTS"])
-    parser.add_argument("--only", nargs="+", default=list(MODELS), help="models, by the beginning of their names")
-    parser.add_argument("--before", type=Path, help="the data of an earlier table, to stand beside this one")
-    parser.add_argument("--most-seconds", type=float, default=3600.0, help="of the clock, for both runs of a model")
+    parser.add_argument("--one", choices=list(TASKS), help="measure this model in this process")
+    parser.add_argument("--by", choices=[*ENGINES, "NUTS"])
+    parser.add_argument("--only", nargs="+", default=list(TASKS), help="models, by the beginning of their names")
+    parser.add_argument("--kept", type=Path, help="a folder: what it has is not measured again")
     options = parser.parse_args()
     numpyro.enable_x64()
     if options.one:
-        print(json.dumps(measure(options.one, options.by[0])))
+        print(json.dumps(measure(options.one, options.by)))
         return
-    earlier = json.loads(options.before.read_text()) if options.before else {}
-    rows, data, load = [], {}, os.getloadavg()
-    for name, (model, _, limits) in MODELS.items():
+    rows, remarks, data = [], [], {}
+    for name, task in TASKS.items():
         if not name.startswith(tuple(options.only)):
             continue
-        data[name] = {by: _in_own_process(name, by, options.most_seconds) for by in options.by}
-        for by, found in data[name].items():
-            before = earlier.get(name, {}).get(by)
-            wanted = f"{limits[0]:g} / {limits[1]:g}" if by == "EP" else ""
-            reported = REPORTED[model] if by == "EP" else ""
-            cells = [name, by, reported, _seconds(found), wanted]
-            if earlier:
-                cells += [_seconds(before), *_difference(before, found)]
+        # a model that is written in two ways has one posterior
+        of_nuts = next(other for other, twin in TASKS.items() if twin.data is task.data)
+        data[name] = {by: _kept(options.kept, name, by) for by in task.engines}
+        data[name]["NUTS"] = _kept(options.kept, of_nuts, "NUTS")
+        reference = data[name]["NUTS"]
+        for by in task.engines:
+            found = data[name][by]
+            gaps = compare(reference, found)
+            widest, least = max(gaps, key=lambda row: row[1]), min(gaps, key=lambda row: row[1])
+            gap = max(gaps, key=lambda row: abs(row[3]))
+            ratios = [f"{row[1]:.2f} ± {row[2]:.2f} ({row[0]})" for row in (least, widest)]
+            is_timed = by == task.engines[0]
+            times = [task.reported, task.earlier, f"{found['first']:.1f} / {found['next']:.1f}", task.wanted]
+            cells = [name, by, *(times if is_timed else ["", "", times[2], ""])]
+            cells += [f"{gap[3]:+.2f} ± {gap[4]:.2f} ({gap[0]})", *ratios]
+            cells += [f"{reference['seconds']:.0f} ({reference['divergent']})" if is_timed else ""]
             rows.append(f"| {' | '.join(cells)} |")
             print(rows[-1], flush=True)
-    more = " earlier | log evidence | means |" if earlier else ""
+            messages = found["messages"] + ["It has not converged."] * (not found["converged"])
+            remarks += [f"- {name}, {by}: {message}" for message in messages]
+    loads = [found["load"] for model in data.values() for found in model.values()]
     lines = [
         "# Two predictors in an observation, and a likelihood of the user's own",
         "",
         "CPU-seconds of a run with its draws: in a new process, with compilation, and again. Everything is learned,",
         "and hyperparameters are integrated over. Those `first reported` are of other data of these sizes, by nested",
-        f"integrals for all factors. Processes that wanted the {os.cpu_count()} cores at the start and the end: "
-        f"{load[0]:.0f} and {os.getloadavg()[0]:.0f}.",
-        *(["Differences of log evidences, and the largest of posterior means in deviations."] if earlier else []),
+        f"integrals for all factors. Processes that wanted the {os.cpu_count()} cores: {min(loads):.0f} to "
+        f"{max(loads):.0f}.",
         "",
-        "| model | engine | first reported | first / next | wanted |" + more,
-        "|---|---|---|---|---|" + "---|---|---|" * bool(earlier),
+        "Over all unknowns, effects of groups among them: the largest gap of the means, in standard deviations, and",
+        "the smallest and the largest ratio of standard deviations (the engine's over that of NUTS), with the Monte",
+        f"Carlo error of NUTS: two chains of {NUM_WARMUP} + {NUM_DRAWS}, CPU-seconds (divergent transitions).",
+        "",
+        "| model | engine | first reported | 2026-11-28 | now | wanted | gap of means | least sd ratio "
+        "| largest sd ratio | NUTS |",
+        "|---" * 10 + "|",
         *rows,
+        *(["", "What the runs said:", "", *remarks] if remarks else []),
     ]
     write_report("two-predictors", lines, "two_predictors_table", data)
-
-
-def _seconds(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return ""
-    if "at_least" in found:
-        return f"no end after {found['at_least']:.0f}"
-    return " / ".join(f"{found[key]:.1f}" for key in ("first", "next") if key in found)
-
-
-def _difference(before: dict[str, Any] | None, found: dict[str, Any]) -> tuple[str, str]:
-    if before is None or "log_evidence" not in before or "log_evidence" not in found:
-        return "", ""
-    gaps = [
-        np.max(np.abs(np.subtract(mean, before["posterior"][site][0])) / np.asarray(before["posterior"][site][1]))
-        for site, (mean, _) in found["posterior"].items()
-    ]
-    return f"{found['log_evidence'] - before['log_evidence']:.1e}", f"{max(gaps):.1e}"
 
 
 if __name__ == "__main__":
