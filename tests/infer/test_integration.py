@@ -104,10 +104,10 @@ def test_draws_of_hyperparameters_are_of_their_density(integrate):
     cdf = np.cumsum(np.exp(log_density - logsumexp(log_density)))
     q = np.array([0.03, 0.25, 0.5, 0.75, 0.97])
     draws = run(LaplaceApproximation, groups, Y, integrate=integrate, num_samples=2000).get_samples()
-    # In probabilities, whose error for 64 even points is about 0.01.
+    # In probabilities, whose error for 64 even points is about 0.01; a lattice tells the density between them.
     found = np.interp(np.quantile(np.asarray(draws["spread"]), q), spread, cdf)
-    np.testing.assert_allclose(found, q, atol=0.02)
-    assert len(np.unique(draws["spread"])) > 50
+    np.testing.assert_allclose(found, q, atol=0.02 if integrate == "ccd" else 0.01)
+    assert len(np.unique(draws["spread"])) > (50 if integrate == "ccd" else 600)
     # The field follows its own scale.
     wide = draws["spread"] > np.median(draws["spread"])
     assert np.mean(draws["effect"][wide] ** 2) > 1.02 * np.mean(draws["effect"][~wide] ** 2)

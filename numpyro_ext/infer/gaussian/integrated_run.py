@@ -26,7 +26,7 @@ from .integration.exploration import MANY_ROWS, Exploration, Integration, explor
 from .integration.matched_weights import features_of, matched_weights
 from .integration.mixture_marginals import MarginalMixture
 from .integration.mixture_posteriors import HyperPosterior, MixturePosterior
-from .integration.scatter import Scatter, scatter, systematic
+from .integration.scatter import NUM_POINTS, Scatter, scatter, systematic
 from .integration.simplified_laplace import simplified_laplace_marginals
 from .integration.surroundings import Surroundings
 from .run import GaussianRun, Point
@@ -36,6 +36,10 @@ __all__ = ["IntegratedRun", "unstacked"]
 _CALLS, _CALLS_OF_SMALL, _CALLS_OF_MANY_ROWS = (32, 16), (64, 32), (8, 64)
 """Points at which one call draws, and how often it draws at each, at most. With many rows the points are those of the
 design, and to condition on the rows takes as long as dozens of draws."""
+
+
+_MANY_POINTS = 1024
+"""Points of many draws where neither a fit nor a factorisation is dear."""
 
 
 @dataclass(eq=False, repr=False)
@@ -144,7 +148,7 @@ class IntegratedRun(GaussianRun):
 
     def _draw_hyper(self, name: str, rng_key: Array, num_samples: int) -> Array:
         """Draws of one hyperparameter, without those of the field."""
-        points, generator = self.draw_points(rng_key), _generator_and_keys(rng_key)[0]
+        points, generator = self.draw_points(rng_key, num_samples), _generator_and_keys(rng_key)[0]
         chosen = generator.permutation(systematic(points.weights, num_samples, generator))
         return to_device(np.asarray(points.fits.hyper[name])[chosen])
 
@@ -282,13 +286,15 @@ class IntegratedRun(GaussianRun):
         draws: Draws = jax.tree.map(to_device, out)
         return draws
 
-    def draw_points(self, rng_key: Array) -> Scatter:
-        """Hyperparameters of their density, and the field there; the points of the design where fits are dear."""
+    def draw_points(self, rng_key: Array, num_samples: int) -> Scatter:
+        """Hyperparameters of their density for so many draws, and the field there; the points of the design where fits
+        are dear."""
         found, around = self.exploration, self._surroundings
         if not around.size or around.num_rows > MANY_ROWS:
             return Scatter.of(found)
         design = self.options.design(around.size, around.num_rows)
-        points = scatter(around, found, _generator_and_keys(rng_key)[0], design)
+        number = _MANY_POINTS if self.programs.is_small and num_samples > NUM_POINTS else NUM_POINTS
+        points = scatter(around, found, _generator_and_keys(rng_key)[0], design, number)
         return self._matched(points) if design == "grid" else points
 
     def _matched(self, points: Scatter) -> Scatter:
@@ -306,7 +312,7 @@ class IntegratedRun(GaussianRun):
 
     def _propose(self, rng_key: Array, num_samples: int, is_weighted: bool = False) -> Draws:
         """Hyperparameters from their density, and the field from its Gaussian there."""
-        points = self.draw_points(rng_key)
+        points = self.draw_points(rng_key, num_samples)
         return draw_inside_support(lambda key: self._draw_over(points, key, num_samples, is_weighted), rng_key)
 
     def log_predictive(self, new: Any = None) -> dict[str, Array]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ....compilation.transfer import to_device
 from ...hyper.known_points import length_of, predicted, shares
 from ..fitting.point_fit import PointFit
 from .exploration import Exploration
@@ -14,7 +15,7 @@ from .surroundings import Surroundings
 
 __all__ = ["interpolated"]
 
-_MOST_CHECKED = 9
+_MOST_CHECKED, _FEW_POINTS = 9, 64
 _LARGEST_ERROR = 0.02
 """Largest error of log densities, of means in standard deviations and of variances, relative: below what a thousand
 draws tell."""
@@ -22,7 +23,9 @@ _TOL = 0.25 * _LARGEST_ERROR
 """Tolerance of the fits that are compared."""
 
 
-def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, states: object) -> PointFit | None:
+def interpolated(
+    around: Surroundings, found: Exploration, points: np.ndarray, states: object, others: np.ndarray | None = None
+) -> PointFit | None:
     """The density and the state at points among those of a lattice, by a Gaussian process, without marginals.
 
     The field is fitted at five or nine of the points, the outermost among them, and compared: ``None`` where density or
@@ -34,6 +37,8 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
     :param Exploration found: the lattice around it.
     :param points: of shape ``(n, k)``.
     :param states: of the nearest points of the lattice, stacked.
+    :param others: points that density and state are wanted at, no farther out than those that are compared; the same if
+        not given.
     """
     known = found.fits
     length = length_of(found.points, np.asarray(known.objective), found.weights)
@@ -57,8 +62,16 @@ def interpolated(around: Surroundings, found: Exploration, points: np.ndarray, s
         errors += [(mean - moments.mean) / np.sqrt(safe), (variance - moments.variance) / safe]
     if not all(np.all(np.abs(error) <= _LARGEST_ERROR) for error in errors):
         return None
+    if others is not None and others is not points:
+        points, state = others, predicted([known.state], found.points, others, length)
+        parts = shares(found.points, points, length)
+        objective, log_evidence = parts @ known.objective, parts @ known.log_evidence
     values = around.place(points).astype(around.fit.last_state.values.dtype)
-    # One after the other: of these shapes there are compiled programs.
-    hypers = [around.space.unpack(point, around.space.fixed) for point in values]
-    hyper = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *hypers)
+    hyper: dict[str, np.ndarray]
+    if len(points) <= _FEW_POINTS:
+        # One after the other: of these shapes there are compiled programs.
+        hypers = [around.space.unpack(point, around.space.fixed) for point in values]
+        hyper = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *hypers)
+    else:
+        hyper = jax.tree.map(np.asarray, around.programs.constrained(to_device(values), around.space.fixed))
     return PointFit(objective, log_evidence, state, np.ones(len(points), bool), hyper, None)  # type: ignore[arg-type]

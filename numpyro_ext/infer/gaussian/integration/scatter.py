@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,14 +16,19 @@ from .exploration import FEW_DIGITS, Exploration, without_false_peaks
 from .interpolation import interpolated
 from .surroundings import Surroundings
 
-__all__ = ["Scatter", "scatter", "systematic"]
+__all__ = ["NUM_POINTS", "Scatter", "scatter", "systematic"]
 
-_NUM_POINTS = 64
+NUM_POINTS = 64
+"""Points of draws where each of them needs a fit."""
 _WIDENING = 1.1
 """Widening of the proposal over the density of the design: its tails must not be the lighter ones."""
 _LEAST_EFFECTIVE = 0.2
 _ROUNDING = 0.4
 """Rounding of widths within a row of a lattice, in its steps: its points do not tell more."""
+
+
+_Place = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""From points of the unit cube to points of a proposal, and minus their log density up to a constant."""
 
 
 class Scatter(NamedTuple):
@@ -56,7 +63,13 @@ def systematic(weights: np.ndarray, num_samples: int, generator: np.random.Gener
     return found
 
 
-def scatter(around: Surroundings, found: Exploration, generator: np.random.Generator, design: str) -> Scatter:
+def scatter(
+    around: Surroundings,
+    found: Exploration,
+    generator: np.random.Generator,
+    design: str,
+    num_points: int = NUM_POINTS,
+) -> Scatter:
     """Evenly spread points of a Gaussian with a width of its own on each side of each axis, weighted by the density.
 
     The widths are those of the design. The fits there are those of :func:`.interpolation.interpolated`, where the
@@ -68,6 +81,7 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
     :param Exploration found: the design around it.
     :param generator: of where the sequence starts.
     :param str design: its name; the density of ``"normal"`` ones is taken as it says: there are no weights.
+    :param int num_points: points where a lattice tells the field between them, so that they need no fits.
     """
     around = around if found.around is None else found.around
     size = around.size
@@ -76,29 +90,44 @@ def scatter(around: Surroundings, found: Exploration, generator: np.random.Gener
         followed = found.followed
         is_held = followed.share >= _LEAST_EFFECTIVE
         return Scatter(followed.spread_weights, -followed.log_proposal, found.spread) if is_held else Scatter.of(found)
-    uniforms = _even(_NUM_POINTS, size, generator)
+    uniforms = _even(NUM_POINTS, size, generator)
+    finer = uniforms if num_points <= NUM_POINTS else _between(uniforms, num_points, generator)
     widths = _WIDENING * _widths(found) if found.widths is None else found.widths
-    drawn = _drawn(around, found, *split_normal(uniforms, widths), widths.mean(axis=0), design)
+    units = widths.mean(axis=0)
+    drawn = _drawn(around, found, partial(split_normal, widths=widths), uniforms, finer, units, design)
     if drawn is None and design == "grid" and size > 1:
-        drawn = _drawn(around, found, *_from_rows(found, uniforms), widths.mean(axis=0), design)
+        drawn = _drawn(around, found, partial(_from_rows, found), uniforms, finer, units, design)
     return Scatter.of(found) if drawn is None else drawn
 
 
 def _drawn(
     around: Surroundings,
     found: Exploration,
-    points: np.ndarray,
-    log_volumes: np.ndarray,
+    place: _Place,
+    uniforms: np.ndarray,
+    finer: np.ndarray,
     units: np.ndarray,
     design: str,
 ) -> Scatter | None:
-    """Fits at points that were drawn, and their weights; ``None`` where these rest on few of them."""
+    """Fits at points that were drawn, or among them by the lattice, and their weights; ``None`` where these rest on few
+    of them.
+
+    :param place: from the unit cube to points.
+    :param uniforms: places of points to fit at, shape ``(64, k)``.
+    :param finer: places among them, of points that are told by the lattice if it can.
+    """
+    points, log_volumes = place(uniforms)
     distance = np.sum(((points[:, None] - found.points) / units) ** 2, axis=-1)
     nearest = np.argmin(distance, axis=1)
     states = jax.tree.map(lambda leaf: leaf[nearest], found.fits.state)
-    fits = interpolated(around, found, points, states) if design == "grid" else None
+    fits: PointFit | None = None
+    if design == "grid":
+        between, volumes_between = place(finer)
+        fits = interpolated(around, found, points, states, between)
     if fits is None:
         fits = around.fits(points, states, tol=FEW_DIGITS, with_marginals=False, task="Draws")
+    else:
+        points, log_volumes = between, volumes_between
     fits = without_false_peaks(fits, np.max(found.fits.objective))
     is_finite = np.isfinite(fits.objective)
     log_weights = np.zeros(len(points)) if design == "normal" else fits.objective + log_volumes
@@ -158,6 +187,17 @@ def _even(num_points: int, size: int, generator: np.random.Generator) -> np.ndar
     steps = root ** -np.arange(1.0, size + 1)
     uniforms = (generator.random(size) + np.arange(1, num_points + 1)[:, None] * steps) % 1.0
     return np.clip(uniforms, 1e-6, 1.0 - 1e-6)
+
+
+def _between(uniforms: np.ndarray, num_points: int, generator: np.random.Generator) -> np.ndarray:
+    """Evenly spread points within the range and the radius of given ones: the lattice was compared with fits as far out
+    as these are."""
+    low, high = uniforms.min(axis=0), uniforms.max(axis=0)
+    # A fifth more, as the corners of the range are left out.
+    found = low + (high - low) * _even(num_points + num_points // 5, uniforms.shape[1], generator)
+    radius, largest = (np.linalg.norm(ndtri(part), axis=1) for part in (found, uniforms))
+    inside: np.ndarray = found[radius <= largest.max()]
+    return inside[:num_points]
 
 
 def _widths(found: Exploration) -> np.ndarray:

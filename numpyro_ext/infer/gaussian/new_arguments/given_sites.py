@@ -26,7 +26,7 @@ from ..algorithms.quadrature import Quadrature
 from ..fitting.point_fit import PointFit
 from ..integrated_run import IntegratedRun, unstacked
 from ..integration.exploration import Exploration
-from ..integration.scatter import Scatter
+from ..integration.scatter import NUM_POINTS, Scatter
 from ..programs import Programs, compiled_programs
 from ..quadrature_run import IntegratedQuadratureRun, QuadratureRun
 from ..run import GaussianRun, Point
@@ -141,9 +141,9 @@ class _IntegratedPrediction(IntegratedRun):
         ]
         return found._replace(fits=fits._replace(marginals=_stacked(marginals)))
 
-    def draw_points(self, rng_key: Array) -> Scatter:
-        """Points of the fit."""
-        points = self.fitted.draw_points(rng_key)
+    def draw_points(self, rng_key: Array, num_samples: int) -> Scatter:
+        """Points of the fit: few, as the sites are moved at each of them."""
+        points = self.fitted.draw_points(rng_key, min(num_samples, NUM_POINTS))
         return points._replace(fits=self._moved(points.fits, 0))
 
     def _moved(self, fits: PointFit, num_checked: int) -> PointFit:
