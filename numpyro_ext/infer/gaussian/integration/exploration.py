@@ -66,6 +66,12 @@ _METHODS = {
 }
 
 
+_LOADINGS = (
+    " If vectors among them multiply the field, as tastes do items' traits, name what is to be the field by "
+    "`field=[...]`, or take `BilinearVG`."
+)
+
+
 class Integration(NamedTuple):
     """Options of the integration over hyperparameters; see :class:`~numpyro_ext.infer.Engine`."""
 
@@ -214,7 +220,8 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         messages = (
             *messages,
             f"Along {num_hyper - size} of {num_hyper} directions the density of the hyperparameters "
-            "does not curve: there they are at their mode and not integrated over.",
+            "does not curve: there they are at their mode and not integrated over."
+            + (_LOADINGS if any(math.prod(shape) > 1 for shape in around.space.shapes.values()) else ""),
         )
     if not len(chosen):
         raise NoDesign("the evidence is not finite at any point of the design around its mode")
