@@ -10,8 +10,9 @@ from scipy.optimize import minimize
 
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
 from numpyro_ext.infer.gaussian.algorithms import laplace
-from numpyro_ext.linalg.gaussian.design import DenseDesign
+from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
+from numpyro_ext.linalg.gaussian.spaces.border_space import Border
 from numpyro_ext.potentials import GaussianPotential, LogitPotential, PoissonExpPotential, StudentTPotential
 from tests.infer.gaussian_forms import (
     assert_gradient_of_refits,
@@ -240,3 +241,60 @@ def test_single_precision():
     gradient = jax.jit(jax.grad(form.log_density))(moments(form, state)[0])
     factor = jnp.linalg.cholesky(form.prior[0].covariance[0])
     np.testing.assert_allclose(factor.T @ gradient, 0.0, atol=2e-3)
+
+
+def crossed_form(parameters, family):
+    """Five groups crossed with three, by the scales of both and a mean; the second groups are the border."""
+    first, second, mean = parameters
+    rows = np.arange(24)
+    columns = jnp.asarray(np.stack([rows % 5, 5 + rows * 7 % 3], axis=1))
+    counts, data = jnp.asarray(rows * 5 % 7, float), jnp.asarray(np.random.default_rng(3).standard_t(2.0, size=24))
+    potential = {
+        "counts": PoissonExpPotential(counts, 1.0),
+        "heavy-tailed": StudentTPotential(data, 0.5, 3.0),
+        "Gaussian": GaussianPotential(data, 0.5),
+    }[family]
+    prior = DiagonalPrior(jnp.full(5, first**2)), DiagonalPrior(jnp.full(3, second**2))
+    form = make_form(prior, SparseRows(columns, jnp.ones((24, 2)), 8), (potential,), offset=jnp.full(24, mean))
+    return form._replace(border=Border(jnp.arange(5)[:, None], jnp.arange(5, 8), jnp.zeros((24, 1), int)))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["counts", "heavy-tailed", "Gaussian"])
+def test_steps_with_one_factor_end_where_newton_does(family):
+    form = crossed_form(jnp.array([0.7, 0.5, 0.3]), family)
+    (state, info), (plain, other) = fit(form, space="border"), fit(form, space="coefficient")
+    assert info.converged and other.converged
+    assert info.num_steps < other.num_steps and (family != "Gaussian" or info.num_steps == 1)
+    assert info.max_change < 1e-7
+    np.testing.assert_allclose(state.predictor, plain.predictor, atol=1e-10)
+    np.testing.assert_allclose(info.objective, other.objective, rtol=0.0, atol=1e-9)
+    expected = log_evidence(form, plain, space="coefficient")
+    np.testing.assert_allclose([info.objective, log_evidence(form, state, space="border")], expected, atol=1e-9)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["counts", "heavy-tailed"])
+def test_derivatives_of_evidence_by_one_factor_against_refits(family, monkeypatch):
+    @jax.jit
+    def refit(parameters):
+        form = crossed_form(parameters, family)
+        state, info = laplace.solve(form, laplace.init(form, space="border"), tol=1e-11, space="border")
+        return *jax.value_and_grad(evidence)(parameters, state), info.converged, state
+
+    def evidence(parameters, state):
+        return laplace.log_evidence(crossed_form(parameters, family), state, space="border")
+
+    point = jnp.array([0.7, 0.5, 0.3])
+    assert_gradient_of_refits(lambda parameters: refit(parameters)[:3], point)
+    state = refit(point)[3]
+    second = jax.jit(jax.hessian(evidence))(point, state)
+    steps = 1e-4 * jnp.eye(3)
+    differences = jnp.stack([(refit(point + step)[1] - refit(point - step)[1]) / 2e-4 for step in steps])
+    np.testing.assert_allclose(second, differences, rtol=1e-5, atol=1e-6)
+
+    algebra, counts = type(laplace.gaussian_prior(crossed_form(point, family), "border")), []
+    condition = algebra.condition
+    monkeypatch.setattr(algebra, "condition", lambda *args: counts.append(1) or condition(*args))
+    jax.make_jaxpr(jax.grad(evidence))(point, state)
+    assert len(counts) == 1

@@ -22,13 +22,16 @@ observations, :math:`e = C A^T a`, so that no covariance is inverted, or whitene
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ....linalg.gaussian.conditioning import LinearGaussian, Space
 from ....linalg.gaussian.prior import is_flat, is_valid_prior
+from ....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
 from ....potentials import GaussianPotential
 from ....structure.latent_gaussian import LatentGaussian, joined
 from .fit_info import FitInfo
@@ -41,6 +44,11 @@ _MAX_HALVINGS = 50
 _SUFFICIENT_INCREASE = 1e-4
 _SLOWEST_DECREASE = 0.5
 _BESIDE = 0.01
+_MOST_CHORDS = 12
+"""Steps with one factor, each of which must come nearer by the next constant."""
+_LEAST_CONTRACTION = 0.2
+_FIRST_CHORD = 0.5
+"""Newton's decrement below which such steps are tried."""
 
 
 class State(NamedTuple):
@@ -51,9 +59,10 @@ class State(NamedTuple):
     predictor: Array
     """Values of ``eta - offset`` there, shape ``(num_rows,)``."""
     gradient_norm: Array
-    """Newton's decrement before the step that led here; infinite at the start."""
+    """Newton's decrement before the step that led here; infinite at the start. Of steps with one factor it is that
+    before the last, by the curvature of this factor."""
     previous_norm: Array
-    """Newton's decrement one step earlier."""
+    """Newton's decrement one step earlier, or before the first of those steps."""
 
 
 class Info(NamedTuple):
@@ -93,13 +102,17 @@ def step(form: LatentGaussian, state: State, *, space: Space = "auto") -> tuple[
     :param str space: where to do the algebra; see :func:`~numpyro_ext.linalg.gaussian.conditioning.choose_space`.
     :return: the next point and what the step found.
     """
-    return _step(form, gaussian_prior(form, space), state)
+    return _step(form, gaussian_prior(form, space), state)[:2]
 
 
 def solve(
     form: LatentGaussian, state: State, *, num_steps: int = 100, tol: float = 1e-8, space: Space = "auto"
 ) -> tuple[State, FitInfo]:
     """Newton's method to the mode, in one compiled loop.
+
+    Near the mode further steps keep a factor where the space of the conditioning can (blocks with a border): they cost
+    a gradient and a triangular solve each. The factor of the last step serves the log evidence, too, where factors are
+    Gaussian or the step was below rounding.
 
     From a point at which factors of no known family are zero it starts at one at which none is, if one is found
     (:mod:`.supports`). A point whose log density overflows is no start: the mean of the prior takes its place.
@@ -117,23 +130,30 @@ def solve(
     infinity = jnp.full_like(state.gradient_norm, jnp.inf)
     coordinates = _with_density(form, prior, _within_support(form, prior, state.coordinates))
     state = State(coordinates, prior.predictor(coordinates), infinity, infinity)
-    bound = jnp.maximum(tol, 2.0 * jnp.sqrt(jnp.finfo(infinity.dtype).eps))
+    rounding = jnp.sqrt(jnp.finfo(infinity.dtype).eps)
+    bound = jnp.maximum(tol, 2.0 * rounding)
+    Carry = tuple[State, Array, Array, Array, _Volume]
 
-    def proceed(carry: tuple[State, Array, Array, Array]) -> Array:
-        state, _, count, moved = carry
+    def proceed(carry: Carry) -> Array:
+        state, _, count, moved, _ = carry
         return (count < num_steps) & ~(state.gradient_norm < bound) & moved
 
-    def advance(carry: tuple[State, Array, Array, Array]) -> tuple[State, Array, Array, Array]:
-        state, trace, count, _ = carry
-        state, info = _step(form, prior, state)
-        return state, trace.at[count].set(info.objective), count + 1, info.step_length > 0
+    def advance(carry: Carry) -> Carry:
+        state, trace, count, _, _ = carry
+        state, info, volume = _step(form, prior, state, rounding)
+        return state, trace.at[count].set(info.objective), count + 1, info.step_length > 0, volume
 
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
-    state, trace, count, _ = lax.while_loop(proceed, advance, (state, trace, jnp.asarray(0), jnp.asarray(True)))
+    start = state, trace, jnp.asarray(0), jnp.asarray(True), _Volume(infinity, infinity)
+    state, trace, count, _, volume = lax.while_loop(proceed, advance, start)
     value, _, curvature = _derivatives(form, state.predictor)
     objective = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(state.coordinates, state.coordinates)
     objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
-    log_volume = prior.condition(curvature, jnp.zeros_like(curvature)).log_volume()
+    log_volume = lax.cond(
+        volume.distance < rounding,
+        lambda: volume.log_volume,
+        lambda: prior.condition(curvature, jnp.zeros_like(curvature)).log_volume(),
+    )
     is_proper = jnp.isfinite(log_volume)
     if any(is_flat(block) for block in form.prior):
         # Newton's decrement also vanishes where factors saturate on the way to infinity (separated classes), but then
@@ -149,7 +169,8 @@ def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -
 
     The gradient with respect to ``form`` includes how the mode moves: the mode is held, one differentiable Newton
     step is taken from it (which moves it by nothing but carries its derivative), and the value is computed there. Two
-    factorisations; one where all factors are Gaussian.
+    factorisations; one where all factors are Gaussian, and for blocks with a border, where the factor of the log volume
+    solves for the derivative of the mode as well.
 
     :param LatentGaussian form: the model; differentiable.
     :param State state: the mode of ``form``.
@@ -158,9 +179,12 @@ def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -
     """
     form = joined(form)
     prior = gaussian_prior(form, space)
+    is_exact = _has_constant_curvature(form)
+    if isinstance(prior, BorderSpace) and not is_exact:
+        total = _evidence_at_mode(space, form, lax.stop_gradient(state.coordinates))
+        return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), total, jnp.nan)
     predictor = lax.stop_gradient(prior.predictor(state.coordinates))
     _, slope, curvature = _derivatives(form, predictor)
-    is_exact = all(type(potential) is GaussianPotential for potential in form.potentials)
     curvature = curvature if is_exact else lax.stop_gradient(curvature)
     conditioned = prior.condition(curvature, curvature * predictor + slope)
     coordinates = conditioned.coordinates
@@ -222,25 +246,153 @@ def _derivatives(form: LatentGaussian, predictor: Array) -> tuple[Array, Array, 
     return value, slope, curvature
 
 
+def _at_point(space: Space, form: LatentGaussian, coordinates: Array) -> tuple[Array, BorderPosterior]:
+    """Log joint density plus log volume at a point, and the posterior whose volume it is."""
+    prior = gaussian_prior(form, space)
+    value, _, curvature = _derivatives(form, prior.predictor(coordinates))
+    conditioned = prior.condition(curvature, jnp.zeros_like(curvature))
+    assert isinstance(conditioned, BorderPosterior)
+    energy = 0.5 * prior.inner(coordinates, coordinates)
+    total = form.log_constant + jnp.sum(value) - energy + conditioned.log_volume()
+    return total, conditioned
+
+
+def _gradient_change(space: Space, form: Any, coordinates: Array, form_change: Any) -> Array:
+    """Change of the gradient of the log joint density, at a point that is held, with the form."""
+
+    def gradient(form: LatentGaussian) -> Array:
+        prior = gaussian_prior(form, space)
+        return _gradient(prior, coordinates, _derivatives(form, prior.predictor(coordinates))[1])
+
+    change: Array = jax.jvp(gradient, (form,), (form_change,))[1]
+    return change
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _mode(space: Space, form: LatentGaussian, coordinates: Array) -> Array:
+    """The mode that was found, as a function of the form."""
+    return coordinates
+
+
+@_mode.defjvp
+def _mode_jvp(space: Space, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    form, coordinates = primals
+    mode = _mode(space, form, coordinates)
+    conditioned = _at_point(space, form, mode)[1]
+    return mode, conditioned.covariance_product(_gradient_change(space, form, mode, tangents[0]))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _evidence_at_mode(space: Space, form: LatentGaussian, coordinates: Array) -> Array:
+    """Laplace's log evidence at the mode that was found, as a function of the form."""
+    return _at_point(space, form, coordinates)[0]
+
+
+@_evidence_at_mode.defjvp
+def _evidence_at_mode_jvp(space: Space, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    form, coordinates = primals
+    mode = _mode(space, form, coordinates)  # for second derivatives
+    total, linear, conditioned = jax.linearize(partial(_at_point, space), form, mode, has_aux=True)
+    move = conditioned.covariance_product(_gradient_change(space, form, mode, tangents[0]))
+    return total, linear(tangents[0], move)
+
+
+def _has_constant_curvature(form: LatentGaussian) -> bool:
+    return all(type(potential) is GaussianPotential for potential in form.potentials)
+
+
+class _Volume(NamedTuple):
+    """Log volume of the posterior at the point of a factorisation."""
+
+    log_volume: Array
+    distance: Array
+    """Bound on the distance to the point reached, in posterior standard deviations: zero where the curvature is the
+    same everywhere, infinite where it was replaced."""
+
+
 class _Direction(NamedTuple):
     coordinates: Array
     predictor: Array
     slope: Array
-    """Derivative of the objective along the direction: the square of Newton's decrement."""
+    """Derivative of the objective along Newton's direction: the square of Newton's decrement."""
     is_ascent: Array
+    last_norm: Array
+    """Newton's decrement before the last of the steps with one factor that the direction sums."""
+    log_volume: Array
 
 
-def _direction(prior: LinearGaussian, state: State, slope: Array, curvature: Array) -> _Direction:
-    target = prior.condition(curvature, curvature * state.predictor + slope).coordinates
-    coordinates = target - state.coordinates
+def _direction(
+    form: LatentGaussian, prior: LinearGaussian, state: State, slope: Array, curvature: Array, target: Array | None
+) -> _Direction:
+    conditioned = prior.condition(curvature, curvature * state.predictor + slope)
+    coordinates = conditioned.coordinates - state.coordinates
     predictor = prior.predictor(coordinates)
-    # The Newton equations turn gradient times direction into a sum of squares, which does not cancel at the mode.
-    along = prior.inner(coordinates, coordinates) + jnp.sum(curvature * predictor**2)
+    along = _square(prior, coordinates, predictor, curvature)
     is_ascent = jnp.isfinite(along) & (along >= 0)
-    return _Direction(coordinates, predictor, along, is_ascent)
+    norm = jnp.sqrt(jnp.where(is_ascent, along, jnp.inf))
+    if target is not None and isinstance(conditioned, BorderPosterior):
+        first = coordinates, predictor, norm
+        coordinates, predictor, norm = _chords(form, prior, conditioned, state, first, curvature, target)
+    return _Direction(coordinates, predictor, along, is_ascent, norm, conditioned.log_volume())
 
 
-def _step(form: LatentGaussian, prior: LinearGaussian, state: State) -> tuple[State, Info]:
+def _square(prior: LinearGaussian, coordinates: Array, predictor: Array, curvature: Array) -> Array:
+    """Square of Newton's decrement, from its direction.
+
+    The Newton equations turn gradient times direction into a sum of squares, which does not cancel at the mode.
+    """
+    return prior.inner(coordinates, coordinates) + jnp.sum(curvature * predictor**2)
+
+
+def _chords(
+    form: LatentGaussian,
+    prior: LinearGaussian,
+    conditioned: BorderPosterior,
+    state: State,
+    first: tuple[Array, Array, Array],
+    curvature: Array,
+    target: Array,
+) -> tuple[Array, Array, Array]:
+    """Further steps with the factor of the first, as long as each comes nearer by a constant factor: their sum with the
+    first, its predictor, and the decrement before the last of them."""
+
+    def proceed(carry: tuple[Array, Array, Array, Array, Array]) -> Array:
+        _, _, norm, is_nearer, count = carry
+        return (norm > target) & is_nearer & (count < _MOST_CHORDS)
+
+    def advance(carry: tuple[Array, Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array, Array]:
+        coordinates, predictor, norm, _, count = carry
+        slope = _derivatives(form, state.predictor + predictor)[1]
+        gradient = _gradient(prior, state.coordinates + coordinates, slope)
+        step = conditioned.covariance_product(gradient)
+        step_predictor = prior.predictor(step)
+        new_norm = jnp.sqrt(_square(prior, step, step_predictor, curvature))
+        is_nearer = new_norm <= _LEAST_CONTRACTION * norm  # nan is not
+        return (
+            jnp.where(is_nearer, coordinates + step, coordinates),
+            jnp.where(is_nearer, predictor + step_predictor, predictor),
+            jnp.where(is_nearer, new_norm, norm),
+            is_nearer,
+            count + 1,
+        )
+
+    is_near = jnp.isfinite(first[2]) if _has_constant_curvature(form) else first[2] < _FIRST_CHORD
+    coordinates, predictor, norm, _, _ = lax.while_loop(proceed, advance, (*first, is_near, jnp.asarray(0)))
+    return coordinates, predictor, norm
+
+
+def _gradient(prior: LinearGaussian, coordinates: Array, slope: Array) -> Array:
+    """Gradient of the log joint density in the coordinates, from the slopes of the log factors."""
+    _, pull = jax.vjp(prior.predictor, coordinates)
+    towards_prior = jax.grad(lambda at: 0.5 * prior.inner(at, at))(coordinates)
+    gradient: Array = pull(slope)[0] - towards_prior
+    return gradient
+
+
+def _step(
+    form: LatentGaussian, prior: LinearGaussian, state: State, target: Array | None = None
+) -> tuple[State, Info, _Volume]:
+    """One Newton step; with a target for the decrement also steps with its factor."""
     value, slope, curvature = _derivatives(form, state.predictor)
 
     size = jnp.abs(curvature)
@@ -249,13 +401,14 @@ def _step(form: LatentGaussian, prior: LinearGaussian, state: State) -> tuple[St
 
     def attempt(carry: tuple[Array, _Direction]) -> tuple[Array, _Direction]:
         number, _ = carry
-        return number + 1, _direction(prior, state, slope, jnp.where(number == 0, curvature, absolute))
+        return number + 1, _direction(form, prior, state, slope, jnp.where(number == 0, curvature, absolute), target)
 
     # A loop, so that what is compiled holds the algebra once.
-    none = _Direction(
-        jnp.zeros_like(state.coordinates), jnp.zeros_like(slope), jnp.zeros_like(floor), jnp.asarray(False)
+    zero = jnp.zeros_like(floor)
+    none = _Direction(jnp.zeros_like(state.coordinates), jnp.zeros_like(slope), zero, jnp.asarray(False), zero, zero)
+    number, direction = lax.while_loop(
+        lambda carry: (carry[0] < 2) & ~carry[1].is_ascent, attempt, (jnp.asarray(0), none)
     )
-    _, direction = lax.while_loop(lambda carry: (carry[0] < 2) & ~carry[1].is_ascent, attempt, (jnp.asarray(0), none))
 
     energy = 0.5 * prior.inner(state.coordinates, state.coordinates)
     energy_slope = prior.inner(state.coordinates, direction.coordinates)
@@ -282,7 +435,12 @@ def _step(form: LatentGaussian, prior: LinearGaussian, state: State) -> tuple[St
     accepted &= direction.is_ascent
     length = jnp.where(accepted, length, 0.0)
     decrement = jnp.sqrt(jnp.where(direction.is_ascent, direction.slope, 0.0))
-    gradient_norm = jnp.where(direction.is_ascent, decrement, jnp.inf)
+    first_norm = jnp.where(direction.is_ascent, decrement, jnp.inf)
+    has_chords = (length == 1.0) & (direction.last_norm < first_norm)
+    gradient_norm = jnp.where(has_chords, direction.last_norm, first_norm)
+    previous_norm = jnp.where(has_chords, first_norm, state.gradient_norm)
     coordinates = jnp.where(accepted, state.coordinates + length * direction.coordinates, state.coordinates)
     predictor = jnp.where(accepted, state.predictor + length * direction.predictor, state.predictor)
-    return State(coordinates, predictor, gradient_norm, state.gradient_norm), Info(current, gradient_norm, length)
+    distance = jnp.zeros_like(first_norm) if _has_constant_curvature(form) else first_norm
+    volume = _Volume(direction.log_volume, jnp.where(number == 1, distance, jnp.inf))
+    return State(coordinates, predictor, gradient_norm, previous_norm), Info(current, first_norm, length), volume

@@ -196,12 +196,8 @@ class BorderSpace(OneBlock):
         gain, white = white[..., :-1], white[..., -1]
         own = self.by_border.gram(site_precision)
         schur = cholesky(self.shared_precision + own - jnp.einsum("bnp,bnq->pq", gain, gain))
-        shared_shift = self.by_border.shift(site_shift) - jnp.einsum("bnp,bn->p", gain, white)
-        shared_white = solve_lower(schur, shared_shift[:, None])
-        shared = solve_upper(schur, shared_white)[:, 0]
-        local = solve_upper(factor, (white - gain @ shared)[..., None])[..., 0]
-        white_mean = jnp.concatenate([white.reshape(-1), shared_white[:, 0]])
-        coordinates = jnp.concatenate([local.reshape(-1), shared])[None]
+        shared_white, coordinates = _arrow_solve(factor, gain, schur, white, self.by_border.shift(site_shift))
+        white_mean = jnp.concatenate([white.reshape(-1), shared_white])
         return BorderPosterior(self, site_precision, factor, gain, schur, white_mean, coordinates)
 
 
@@ -225,6 +221,15 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
     def row_variance(self) -> Array:
         space = self.space
         return space.by_border.row_variance(space.values, space.places(), self._given_border(), self.schur)
+
+    def covariance_product(self, gradient: Array) -> Array:
+        """Posterior covariance of the coordinates times a gradient in them; both of shape ``(1, size)``.
+
+        Cost: triangular solves with the factor at hand.
+        """
+        local, shared = self.space.split(gradient[0])
+        white = solve_lower(self.factor, local[..., None])[..., 0]
+        return _arrow_solve(self.factor, self.gain, self.schur, white, shared)[1]
 
     def log_volume(self) -> Array:
         own = half_log_determinant(self.factor) + half_log_determinant(self.schur)
@@ -308,6 +313,15 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
 
     def _variance_by_border(self, moved: Array) -> Array:
         return jnp.sum((moved @ inverse_lower(self.schur).T) ** 2, axis=-1)
+
+
+def _arrow_solve(factor: Array, gain: Array, schur: Array, white: Array, shared: Array) -> tuple[Array, Array]:
+    """Solution of an arrow system whose right-hand side in the blocks has been divided by their factor: the rest of the
+    right-hand side divided by the factor, shape ``(p,)``, and the solution, shape ``(1, size)``."""
+    shared_white = solve_lower(schur, (shared - jnp.einsum("bnp,bn->p", gain, white))[:, None])
+    solved = solve_upper(schur, shared_white)[:, 0]
+    local = solve_upper(factor, (white - gain @ solved)[..., None])[..., 0]
+    return shared_white[:, 0], jnp.concatenate([local.reshape(-1), solved])[None]
 
 
 def _entries(design: SparseRows, slots: Array) -> tuple[Array, Array]:
