@@ -22,10 +22,8 @@ observations, :math:`e = C A^T a`, so that no covariance is inverted, or whitene
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -35,6 +33,7 @@ from ....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
 from ....potentials import GaussianPotential
 from ....structure.latent_gaussian import LatentGaussian, joined
 from .fit_info import FitInfo
+from .mode_derivative import derivatives, evidence_at_mode, joint_gradient
 from .posterior import GaussianPosterior, gaussian_prior
 from .supports import all_positive, may_vanish, sites_within_support
 
@@ -146,7 +145,7 @@ def solve(
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
     start = state, trace, jnp.asarray(0), jnp.asarray(True), _Volume(infinity, infinity)
     state, trace, count, _, volume = lax.while_loop(proceed, advance, start)
-    value, _, curvature = _derivatives(form, state.predictor)
+    value, _, curvature = derivatives(form, state.predictor)
     objective = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(state.coordinates, state.coordinates)
     objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
     log_volume = lax.cond(
@@ -181,14 +180,14 @@ def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -
     prior = gaussian_prior(form, space)
     is_exact = _has_constant_curvature(form)
     if isinstance(prior, BorderSpace) and not is_exact:
-        total = _evidence_at_mode(space, form, lax.stop_gradient(state.coordinates))
+        total = evidence_at_mode(space, form, lax.stop_gradient(state.coordinates))
         return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), total, jnp.nan)
     predictor = lax.stop_gradient(prior.predictor(state.coordinates))
-    _, slope, curvature = _derivatives(form, predictor)
+    _, slope, curvature = derivatives(form, predictor)
     curvature = curvature if is_exact else lax.stop_gradient(curvature)
     conditioned = prior.condition(curvature, curvature * predictor + slope)
     coordinates = conditioned.coordinates
-    value, _, curvature = _derivatives(form, prior.predictor(coordinates))
+    value, _, curvature = derivatives(form, prior.predictor(coordinates))
     if not is_exact:  # The curvature of Gaussian factors is the same everywhere, and is factorised already.
         conditioned = prior.condition(curvature, jnp.zeros_like(curvature))
     log_volume = conditioned.log_volume()
@@ -199,13 +198,13 @@ def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -
 def update(form: LatentGaussian, precision: Array, shift: Array, *, space: Space = "auto") -> tuple[Array, Array]:
     """The factors to second order about the mean of the posterior that these sites make: at the mode, themselves."""
     predictor = GaussianPosterior(form, precision, shift, space).predictor_moments()[0] - form.offset
-    _, slope, curvature = _derivatives(form, predictor)
+    _, slope, curvature = derivatives(form, predictor)
     return curvature, curvature * (predictor + form.offset) + slope
 
 
 def posterior(form: LatentGaussian, state: State, *, space: Space = "auto") -> GaussianPosterior:
     """The Gaussian at the mode with the curvature there."""
-    _, slope, curvature = _derivatives(joined(form), state.predictor)
+    _, slope, curvature = derivatives(joined(form), state.predictor)
     return GaussianPosterior(form, curvature, curvature * (state.predictor + form.offset) + slope, space)
 
 
@@ -231,70 +230,6 @@ def _within_support(form: LatentGaussian, prior: LinearGaussian, coordinates: Ar
 
     chosen: Array = lax.cond(all_positive(form, eta), lambda: coordinates, search)
     return chosen
-
-
-def _derivatives(form: LatentGaussian, predictor: Array) -> tuple[Array, Array, Array]:
-    """Log factors, their slopes and their negative second derivatives at ``eta = predictor + offset``."""
-    observed = jnp.concatenate(form.observed)
-    eta = jnp.where(observed, predictor + form.offset, 0.0)
-    parts = []
-    for potential, part in zip(form.potentials, form.split_rows(eta), strict=True):
-        value, slope, second = potential.derivatives(part)
-        # A log-concave factor has no negative curvature but by rounding.
-        parts.append((value, slope, jnp.maximum(-second, 0.0) if potential.is_log_concave else -second))
-    value, slope, curvature = (jnp.where(observed, jnp.concatenate(terms), 0.0) for terms in zip(*parts, strict=True))
-    return value, slope, curvature
-
-
-def _at_point(space: Space, form: LatentGaussian, coordinates: Array) -> tuple[Array, BorderPosterior]:
-    """Log joint density plus log volume at a point, and the posterior whose volume it is."""
-    prior = gaussian_prior(form, space)
-    value, _, curvature = _derivatives(form, prior.predictor(coordinates))
-    conditioned = prior.condition(curvature, jnp.zeros_like(curvature))
-    assert isinstance(conditioned, BorderPosterior)
-    energy = 0.5 * prior.inner(coordinates, coordinates)
-    total = form.log_constant + jnp.sum(value) - energy + conditioned.log_volume()
-    return total, conditioned
-
-
-def _gradient_change(space: Space, form: Any, coordinates: Array, form_change: Any) -> Array:
-    """Change of the gradient of the log joint density, at a point that is held, with the form."""
-
-    def gradient(form: LatentGaussian) -> Array:
-        prior = gaussian_prior(form, space)
-        return _gradient(prior, coordinates, _derivatives(form, prior.predictor(coordinates))[1])
-
-    change: Array = jax.jvp(gradient, (form,), (form_change,))[1]
-    return change
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _mode(space: Space, form: LatentGaussian, coordinates: Array) -> Array:
-    """The mode that was found, as a function of the form."""
-    return coordinates
-
-
-@_mode.defjvp
-def _mode_jvp(space: Space, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    form, coordinates = primals
-    mode = _mode(space, form, coordinates)
-    conditioned = _at_point(space, form, mode)[1]
-    return mode, conditioned.covariance_product(_gradient_change(space, form, mode, tangents[0]))
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _evidence_at_mode(space: Space, form: LatentGaussian, coordinates: Array) -> Array:
-    """Laplace's log evidence at the mode that was found, as a function of the form."""
-    return _at_point(space, form, coordinates)[0]
-
-
-@_evidence_at_mode.defjvp
-def _evidence_at_mode_jvp(space: Space, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    form, coordinates = primals
-    mode = _mode(space, form, coordinates)  # for second derivatives
-    total, linear, conditioned = jax.linearize(partial(_at_point, space), form, mode, has_aux=True)
-    move = conditioned.covariance_product(_gradient_change(space, form, mode, tangents[0]))
-    return total, linear(tangents[0], move)
 
 
 def _has_constant_curvature(form: LatentGaussian) -> bool:
@@ -362,8 +297,8 @@ def _chords(
 
     def advance(carry: tuple[Array, Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array, Array]:
         coordinates, predictor, norm, _, count = carry
-        slope = _derivatives(form, state.predictor + predictor)[1]
-        gradient = _gradient(prior, state.coordinates + coordinates, slope)
+        slope = derivatives(form, state.predictor + predictor)[1]
+        gradient = joint_gradient(prior, state.coordinates + coordinates, slope)
         step = conditioned.covariance_product(gradient)
         step_predictor = prior.predictor(step)
         new_norm = jnp.sqrt(_square(prior, step, step_predictor, curvature))
@@ -381,19 +316,11 @@ def _chords(
     return coordinates, predictor, norm
 
 
-def _gradient(prior: LinearGaussian, coordinates: Array, slope: Array) -> Array:
-    """Gradient of the log joint density in the coordinates, from the slopes of the log factors."""
-    _, pull = jax.vjp(prior.predictor, coordinates)
-    towards_prior = jax.grad(lambda at: 0.5 * prior.inner(at, at))(coordinates)
-    gradient: Array = pull(slope)[0] - towards_prior
-    return gradient
-
-
 def _step(
     form: LatentGaussian, prior: LinearGaussian, state: State, target: Array | None = None
 ) -> tuple[State, Info, _Volume]:
     """One Newton step; with a target for the decrement also steps with its factor."""
-    value, slope, curvature = _derivatives(form, state.predictor)
+    value, slope, curvature = derivatives(form, state.predictor)
 
     size = jnp.abs(curvature)
     floor = jnp.sqrt(jnp.finfo(size.dtype).eps) * jnp.max(size)
