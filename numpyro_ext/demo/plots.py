@@ -22,29 +22,36 @@ def plot_engines(results: Sequence[Result], path: Path) -> None:
     """Plot the gap of each engine to NUTS against its seconds: a first fit and, at the other end of the line, the
     next."""
     figure, axes = plt.subplots(1, 3, figsize=(11.0, 3.8), sharex=True, sharey=True, layout="constrained")
+    shown = [result for result in results if result.draws is not None]
+    top = 0.05 + max(result.sd_gap for result in shown)
     for axis, (nonlinearity, colour) in zip(axes, _COLOURS.items(), strict=True):
-        for result in results:
-            if result.nonlinearity != nonlinearity or result.draws is None:
+        height = -np.inf
+        for result in sorted(shown, key=lambda result: result.sd_gap):
+            if result.nonlinearity != nonlinearity:
                 continue
             first, later = result.first_seconds, result.next_seconds
             if result.engine == "NUTS":
                 axis.axvline(first, color=_INK, lw=1, ls=":", label="NUTS, first fit")
                 axis.axvline(later, color=_INK, lw=1, label="NUTS, next fit")
                 continue
-            axis.plot([later, first], [result.sd_gap] * 2, color=colour, lw=1, alpha=0.5, zorder=1.5)
+            axis.plot([later, first], [result.sd_gap] * 2, color=colour, lw=1, alpha=0.5)
             axis.plot(later, result.sd_gap, "o", color=colour, ms=6)
             axis.plot(first, result.sd_gap, "o", color="white", mec=colour, ms=6)
-            label = axis.annotate(
-                result.engine, (later, result.sd_gap), (-6, 0), textcoords="offset points", fontsize=8, ha="right"
+            # Names stand in a column of their own, one line apart at least.
+            height = max(result.sd_gap, height + 0.05 * top)
+            axis.annotate(
+                result.engine,
+                (later, result.sd_gap),
+                (0.02, height),
+                textcoords=axis.get_yaxis_transform(),
+                arrowprops={"arrowstyle": "-", "lw": 0.5, "color": "0.6"},
+                fontsize=8,
+                va="center",
             )
-            # on the lines of others, and below their points
-            label.set(va="center_baseline", bbox={"fc": "white", "ec": "none", "pad": 0.5, "alpha": 0.85}, zorder=1.9)
         axis.set(xscale="log", xlabel="seconds (● next fit, ○ first fit)")
         axis.set_title(f"{nonlinearity} link", loc="left", fontsize=11)
         _despine(axis)
-    # Names stand to the left of their points.
-    axes[0].set_xlim(0.3 * min(result.next_seconds for result in results), None)
-    axes[0].set_ylim(0.0, 0.05 + max(result.sd_gap for result in results))
+    axes[0].set(xlim=(0.2 * min(result.next_seconds for result in shown), None), ylim=(0.0, top))
     axes[0].set_ylabel("largest gap to the sd of NUTS")
     axes[0].legend(frameon=False, fontsize=8, loc="lower left")
     figure.savefig(path, dpi=130)
