@@ -45,7 +45,7 @@ class _Chains(NamedTuple):
 
 
 class _Limits(NamedTuple):
-    """What chains have to keep to be trusted."""
+    """Limits within which chains are trusted."""
 
     effective: int = 100
     r_hat: float = 1.05
@@ -55,7 +55,7 @@ class _Limits(NamedTuple):
 CHAINS, LIMITS = _Chains(), _Limits()
 ENGINES = GAUSSIAN.split()
 _HOW = ("none", "auto")
-"""What becomes of hyperparameters: their optimum, or integrated over. INLA always integrates."""
+"""Treatments of hyperparameters: at their optimum, or integrated over. INLA always integrates."""
 OTHER_HOW = "EP normal"
 """A further run, to be compared with the default of ``integrate``."""
 _PROBS = (0.05, 0.5, 0.95)
@@ -181,19 +181,18 @@ def _fit(published: Published, variant: str) -> tuple[dict[str, Any], Any]:
         except Exception as error:  # to be seen in the table, beside the others
             return {"converged": False, "error": f"{type(error).__name__}: {error}"}, None
         out: dict[str, Any] = {"converged": bool(engine.diagnostics.converged), "messages": engine.diagnostics.messages}
-        if name in ENGINES:
-            out["kind"], out["method"] = engine.log_evidence.hyperparameters, engine.log_evidence.method
-            out["moments"] = {
-                site: (
-                    np.ravel(engine.posterior[site].mean).tolist(),
-                    np.sqrt(np.ravel(engine.posterior[site].variance)).tolist(),
-                )
-                for site in sorted(published.field & set(engine.posterior))
-            }
-            out["edges"] = engine.diagnostics.edges
+        out["kind"], out["method"] = engine.log_evidence.hyperparameters, engine.log_evidence.method
+        out["moments"] = {
+            site: (
+                np.ravel(engine.posterior[site].mean).tolist(),
+                np.sqrt(np.ravel(engine.posterior[site].variance)).tolist(),
+            )
+            for site in sorted(published.field & set(engine.posterior))
+        }
+        out["edges"] = engine.diagnostics.edges
         engine.get_samples()
         out["seconds"] = time.process_time() - start
-        if out.get("kind") == "integrated":
+        if out["kind"] == "integrated":
             out["quantiles"] = {
                 site: np.asarray(engine.posterior[site].quantile(np.array(_PROBS))).reshape(3, -1).tolist()
                 for site in sorted(published.hyper & set(engine.posterior))

@@ -35,7 +35,7 @@ from .spreads_table import Case, by_nuts, compare
 ENGINES = {"EP": EP, "Laplace": LaplaceApproximation, "VG": VariationalGaussian}
 NUM_ROWS, NUM_SITES, NUM_VISITS = 300, 200, 5
 NUM_WARMUP, NUM_DRAWS = 1500, 2000
-"""Of each of the two chains of NUTS."""
+"""Length of each of the two chains of NUTS."""
 Data = tuple[np.ndarray, ...]
 
 

@@ -29,7 +29,7 @@ class Observed(NamedTuple):
 
     @classmethod
     def of(cls, engine: AnyEngine | SMC) -> Self:
-        """Those of the last run of an engine."""
+        """Observed sites of the last run of an engine."""
         run = engine._finished()
         if isinstance(run, SMCRun):
             shapes = {n: tuple(site.batch_shape) for n, site in run.observations.items()}

@@ -18,7 +18,7 @@ class Places(NamedTuple):
 
     shapes: dict[str, tuple[int, ...]]
     values: dict[str, np.ndarray]
-    """Of each observation, seen or not, shape ``(n,)``."""
+    """Value of each observation, seen or not, shape ``(n,)``."""
     seen: dict[str, np.ndarray]
     """True where it is in use, shape ``(n,)``."""
 
