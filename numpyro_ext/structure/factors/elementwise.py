@@ -37,6 +37,8 @@ class ElementwiseFactor:
         with observations; else elements that share a predictor are added up.
     :ivar given: the values of the program that :meth:`log_density` is told: the last ones that know nothing of the
         predictors, so that what they are computed from is computed once for all predictors.
+    :ivar has_own_arguments: whether it is known of factors of pairs that each array of :meth:`arguments` has one
+        element for all of them, or one for each that no other depends on.
     :raises Conflict: if an element depends on several predictors and pairs are not given.
     """
 
@@ -78,49 +80,62 @@ class ElementwiseFactor:
             None if _is_identity(t, self.num_factors) else program.embed(t.astype(np.int32)) for t in targets
         ]
         num_elements = sum(int(np.prod(program.shape(atom))) for atom in self.cut)
-        self._places = (
-            None if _is_identity(self.predictors, num_elements) else program.embed(self.predictors.astype(np.int32))
-        )
+        # Each predictor of the factors is one of the values, element by element, or all of them are looked up.
+        is_in_order = _is_identity(self.predictors.T.reshape(-1), num_elements)
+        self._places = None if is_in_order else program.embed(self.predictors.astype(np.int32))
         scalars = [a for t in terms for a, _ in t.scalars]
-        wanted = [*atoms, *(t.atom for t in self.fixed), *scalars, *self._modifiers]
+        wanted = [*atoms, *scalars, *self._modifiers]
         looked_up = [n for n in (*self._targets, self._places) if n is not None]
         # Engines ask for it in many places of one program: it is traced, differentiated and mapped once for all.
         self.log_density = jax.jit(self._log_density)
         self.given = (*program.frontier(wanted, self.cut), *looked_up)
+        self.has_own_arguments = pairs is not None and is_in_order and self._have_own_arguments(atoms)
 
     @property
     def key(self) -> Hashable:
         """Equal for factors of one program that compute the same function of the values of :attr:`given`."""
-        terms = tuple(t.atom for t in self.varying)
-        return (terms, tuple(self.cut), self.num_factors, self.is_one_to_one, tuple(self._targets), self._places)
+        terms, places = tuple(t.atom for t in self.varying), (tuple(self._targets), self._places)
+        return (terms, tuple(self.cut), self.num_factors, self.is_one_to_one, places, self.has_own_arguments)
 
     @property
     def _modifiers(self) -> list[Atom]:
         return [self.traced.mask, Constant(1.0) if self.traced.scale is None else self.traced.scale]
 
+    def _have_own_arguments(self, atoms: Sequence[Atom]) -> bool:
+        large = [n for n in self.given if np.prod(self.program.shape(n)) != 1]
+        if any(np.prod(self.program.shape(n)) != self.num_factors for n in large):
+            return False
+        # with as many elements in each, the numbers of those of one factor differ by multiples of this
+        numbers = np.arange(self.num_factors)[:, None]
+        for atom, (_, pattern) in zip(atoms, patterns_from(self.program, [*self.cut, *large], atoms)[1], strict=True):
+            if not isinstance(pattern, np.ndarray) or np.prod(self.program.shape(atom)) != self.num_factors:
+                return False
+            seen = pattern.reshape(self.num_factors, -1)
+            if np.any((seen >= 0) & (seen % self.num_factors != numbers)):
+                return False
+        return all(target is None for target in self._targets)
+
     def _log_density(self, eta: Array, *values: Any) -> Array:
-        """Log factors at the predictors ``eta``, of the shape of :attr:`predictors`, given the values of
-        :attr:`given`."""
-        env = dict(zip(self.given, values, strict=True))
+        """Log factors at the predictors ``eta``, of the shape of :attr:`predictors`, given :meth:`arguments`."""
+        env = dict(zip(self.given, values, strict=False))
         shapes = [self.program.shape(atom) for atom in self.cut]
         sizes = [int(np.prod(shape)) for shape in shapes]
-        flat = eta
+        flat = eta.T.reshape(-1)
         if self._places is not None:
             # What nobody sees, as the case that is not selected, has a predictor of another in its place.
             unseen = [jax.lax.stop_gradient(eta) if n == eta.size else jnp.zeros((n,), eta.dtype) for n in sizes]
             flat = jnp.concatenate([x.reshape(-1) for x in unseen]).at[env[self._places]].set(eta)
         pieces = jnp.split(flat, np.cumsum(sizes)[:-1])
+        if self._places is None and eta.shape == (sizes[0], len(sizes)):
+            pieces = [eta[:, k] for k in range(len(sizes))]
         env |= {a: jnp.reshape(piece, shape) for a, piece, shape in zip(self.cut, pieces, shapes, strict=True)}
         mask, scale = self.program.evaluate(self._modifiers, env)
-        total = jnp.zeros((self.num_factors,), eta.dtype)
+        total = values[-1].astype(eta.dtype) if self.fixed else jnp.zeros((self.num_factors,), eta.dtype)
         for term, target in zip(self.varying, self._targets, strict=True):
             value = scale * term.coefficient(self.program, env) * self.program.evaluate([term.atom], env)[0]
             if not self.is_one_to_one:
                 value = jnp.where(mask, value, 0.0)
             total = _add_to(total, None if target is None else env[target], jnp.reshape(value, -1).astype(eta.dtype))
-        for term in self.fixed:
-            value = term.coefficient(self.program, env) * jnp.sum(self.program.evaluate([term.atom], env)[0])
-            total = total.at[0].add(jnp.where(jnp.all(mask), jnp.max(scale) * value, 0.0))
         return total
 
     def observed(self, env: Env) -> Array:
@@ -133,8 +148,17 @@ class ElementwiseFactor:
         return observed
 
     def arguments(self, env: Env) -> tuple[Any, ...]:
-        """The values of :attr:`given`: all that is needed of hyperparameters and data, computed as far as it goes."""
-        return tuple(self.program.evaluate(self.given, env))
+        """All that is needed of hyperparameters and data, computed as far as it goes: the values of :attr:`given`, and
+        what is added to the log factors, where terms have no predictor."""
+        given = tuple(self.program.evaluate(self.given, env))
+        if not self.fixed:
+            return given
+        mask, scale = self.program.evaluate(self._modifiers, env)
+        total = jnp.zeros((), jnp.result_type(float))
+        for term in self.fixed:
+            value = term.coefficient(self.program, env) * jnp.sum(self.program.evaluate([term.atom], env)[0])
+            total += jnp.where(jnp.all(mask), jnp.max(scale) * value, 0.0)
+        return *given, jnp.zeros((self.num_factors,), total.dtype).at[0].set(total)
 
 
 def _is_identity(index: np.ndarray, size: int) -> bool:
