@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,8 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from .base import potential
-from .integrals.pair_quadrature import Slice, expectation, tilted_moments
+from .integrals.few_rows import for_few_rows
+from .integrals.pair_quadrature import NUM_OUTER, expectation, tilted_moments
 from .integrals.plane_nodes import on_plane_nodes
 from .vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMoments
 
@@ -49,6 +51,8 @@ class PairPotential(VectorPotential):
     :param bool is_gaussian: whether the logarithm is quadratic in that one.
     :param bool is_mixture: whether a factor is the sum of a function of one predictor and one of the other, as the
         density of an observation that belongs to one of two regressions: posteriors then have several modes.
+    :param bool has_own_args: whether each array of ``args`` has one element for all factors, or one for each that no
+        other factor depends on. What some factors ask for is then computed for them alone.
 
     **Example:**
 
@@ -65,6 +69,7 @@ class PairPotential(VectorPotential):
     inner: int = dataclasses.field(default=0, metadata={"static": True})
     is_gaussian: bool = dataclasses.field(default=False, metadata={"static": True})
     is_mixture: bool = dataclasses.field(default=False, metadata={"static": True})
+    has_own_args: bool = dataclasses.field(default=False, metadata={"static": True})
 
     has_tilted_moments = True
     is_lower_bound = True
@@ -91,12 +96,9 @@ class PairPotential(VectorPotential):
         found: VectorTiltedMoments = _tilted_moments(self, jnp.asarray(mean), jnp.asarray(covariance), power)
         return found
 
-    def nested_moments(self, mean: Array, covariance: Array, power: ArrayLike) -> VectorTiltedMoments:
-        """The same by integrals over one predictor given the other, whatever the shape of the tilted density."""
-        order = self._order
-        swapped = mean[..., order], covariance[..., order, :][..., order]
-        found = tilted_moments(self._slice, *swapped, power, self.is_gaussian)
-        return VectorTiltedMoments(found.log_z, found.mean[..., order], found.covariance[..., order, :][..., order])
+    def chosen(self, rows: Array, num_factors: int) -> VectorPotential:
+        """Factors with these numbers out of ``num_factors``, at most as many, of those that have own arguments."""
+        return _Chosen(self, rows, num_factors)
 
     def expected_log_density(self, mean: ArrayLike, covariance: ArrayLike) -> VectorExpectedLogDensity:
         order = self._order
@@ -117,9 +119,25 @@ class PairPotential(VectorPotential):
         """The inner predictor first; its own inverse."""
         return np.array([self.inner, 1 - self.inner])
 
-    @property
-    def _slice(self) -> Slice:
-        return lambda inner, outer: self.log_density(jnp.stack([inner, outer], axis=-1)[..., self._order])
+
+class _Chosen(VectorPotential):
+    """Some factors: all of them are asked, with the arguments of these, since their function has a fixed shape."""
+
+    dimension = 2
+
+    def __init__(self, base: PairPotential, rows: Array, num_factors: int) -> None:
+        self._number, self._num_factors = len(rows), num_factors
+        places = jnp.pad(rows, (0, num_factors - len(rows)), mode="edge")
+
+        def own(leaf: ArrayLike) -> Array:
+            leaf = jnp.asarray(leaf)
+            return leaf if leaf.size == 1 else leaf.reshape(-1)[places].reshape(leaf.shape)
+
+        self._base = dataclasses.replace(base, args=jax.tree.map(own, base.args))
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        filled = jnp.pad(jnp.asarray(eta), ((0, self._num_factors - self._number), (0, 0)), mode="edge")
+        return self._base.log_density(filled)[: self._number]
 
 
 def _twice(function: Callable[[Array], Array], at: Array, one: Array, other: Array) -> tuple[Array, Array, Array]:
@@ -129,16 +147,39 @@ def _twice(function: Callable[[Array], Array], at: Array, one: Array, other: Arr
 
 @jax.jit  # traced once, for moments and for derivatives of the log normaliser alone
 def _tilted_moments(factors: PairPotential, mean: Array, covariance: Array, power: ArrayLike) -> VectorTiltedMoments:
-    """By even nodes where they can be trusted for all factors, and one predictor after the other elsewhere, and where
-    the inner integral is known in closed form."""
+    """By even nodes where they can be trusted, and one predictor after the other elsewhere, and where the inner
+    integral is known in closed form."""
+    power = jnp.broadcast_to(jnp.asarray(power, mean.dtype), mean.shape[:-1])
     if factors.is_gaussian:
-        return factors.nested_moments(mean, covariance, power)
-    exponent = jnp.broadcast_to(jnp.asarray(power, mean.dtype), mean.shape[:-1])
-    found, is_trusted = on_plane_nodes(factors, mean, covariance, exponent)
-    chosen: VectorTiltedMoments = lax.cond(
-        jnp.all(is_trusted), lambda *_: found, PairPotential.nested_moments, factors, mean, covariance, power
-    )
-    return chosen
+        return _nested_moments(factors, factors, mean, covariance, power, 1)
+    number = len(power)
+    choose = partial(factors.chosen, num_factors=number) if factors.has_own_args else None
+    found, is_trusted = on_plane_nodes(factors, mean, covariance, power, choose)
+    size = number if choose is None else max(1, number // NUM_OUTER)
+    copies = number // size
+
+    def nested(rows: Array) -> VectorTiltedMoments:
+        own = factors if choose is None else choose(jnp.tile(rows, copies))
+        return _nested_moments(factors, own, mean[rows], covariance[rows], power[rows], copies)
+
+    return for_few_rows(nested, ~is_trusted, found, size)
+
+
+def _nested_moments(
+    kind: PairPotential, own: VectorPotential, mean: Array, covariance: Array, power: Array, copies: int
+) -> VectorTiltedMoments:
+    """Moments by integrals over one predictor given the other, whatever the shape of the tilted densities.
+
+    :param own: the factors, so many times.
+    """
+    order = kind._order
+
+    def log_factor(inner: Array, outer: Array) -> Array:
+        return own.log_density(jnp.stack([inner, outer], axis=-1)[..., order])
+
+    swapped = mean[..., order], covariance[..., order, :][..., order]
+    found = tilted_moments(log_factor, *swapped, power, kind.is_gaussian, copies)
+    return VectorTiltedMoments(found.log_z, found.mean[..., order], found.covariance[..., order, :][..., order])
 
 
 def kind_of_pair(

@@ -16,17 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.scipy.special import logsumexp
-from jax.typing import ArrayLike
 
 from ..vector import VectorTiltedMoments
 
-__all__ = ["Slice", "expectation", "tilted_moments"]
+__all__ = ["NUM_OUTER", "Slice", "expectation", "tilted_moments"]
 
 Slice = Callable[[Array, Array], Array]
 """Log factors of the inner and the outer predictor, each of the shape of the factors."""
 
 _LOG_2PI = math.log(2.0 * math.pi)
-_NUM_OUTER, _NUM_OUTER_OF_GAUSSIAN = 35, 61
+NUM_OUTER, _NUM_OUTER_OF_GAUSSIAN = 35, 61
 _OUTER_REACH = 3.7
 _INNER = np.linspace(-1.0, 1.0, 45)
 _SEARCH = 5.0
@@ -46,18 +45,19 @@ class _Conditional(NamedTuple):
 
 
 def tilted_moments(
-    log_factor: Slice, mean: Array, covariance: Array, power: ArrayLike, is_gaussian: bool
+    log_factor: Slice, mean: Array, covariance: Array, power: Array, is_gaussian: bool, copies: int = 1
 ) -> VectorTiltedMoments:
     r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, C)`, the inner predictor first.
 
     Differentiable in the log factors; nodes are held fixed. Cost: 180 evaluations with two derivatives for factors that
     are Gaussian in the inner predictor, 8,000 evaluations otherwise.
 
-    :param log_factor: the factors.
+    :param log_factor: the factors, one after the other, as many times as there are copies.
     :param Array mean: cavity means, shape ``(n, 2)``.
     :param Array covariance: cavity covariances, shape ``(n, 2, 2)``.
-    :param power: the exponent of the factors.
+    :param Array power: the exponent of the factors, shape ``(n,)``.
     :param bool is_gaussian: whether the log factors are quadratic and concave in the inner predictor.
+    :param int copies: outer nodes that are looked at together.
     """
     middle, spread = mean[:, 1], covariance[:, 1, 1]
     # a predictor that cannot move is one that moves by next to nothing
@@ -67,18 +67,23 @@ def tilted_moments(
     rest = jnp.maximum(covariance[:, 0, 0] - slope * covariance[:, 0, 1], smallest)
     integrate = _gaussian_slice if is_gaussian else _quadrature_slice
 
-    def at(outer: Array) -> _Conditional:
-        along = mean[:, 0] + slope * (outer - middle)
-        return integrate(lambda inner: jnp.asarray(power) * log_factor(inner, outer), along, rest)
+    exponent, rests = (jnp.tile(part, copies) for part in (power, rest))
 
-    even = np.linspace(-_OUTER_REACH, _OUTER_REACH, _NUM_OUTER_OF_GAUSSIAN if is_gaussian else _NUM_OUTER)
+    def at(outer: Array) -> _Conditional:
+        """Shape ``(copies, n)``, like those of the result."""
+        along, places = (mean[:, 0] + slope * (outer - middle)).reshape(-1), outer.reshape(-1)
+        found = integrate(lambda inner: exponent * log_factor(inner, places), along, rests)
+        return _Conditional(*(part.reshape(outer.shape) for part in found))
+
+    even = np.linspace(-_OUTER_REACH, _OUTER_REACH, _NUM_OUTER_OF_GAUSSIAN if is_gaussian else NUM_OUTER)
     nodes = jnp.asarray(np.sinh(even), mean.dtype)[:, None]
     widths = jnp.asarray((even[1] - even[0]) * np.cosh(even), mean.dtype)[:, None]
 
     def sweep(place: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], VectorTiltedMoments]:
         center, scale = lax.stop_gradient(place)
         outer = center + scale * nodes
-        inner = lax.map(at, outer)
+        together = jnp.pad(outer, ((0, -len(outer) % copies), (0, 0)), mode="edge").reshape(-1, copies, len(middle))
+        inner = _Conditional(*(part.reshape(-1, len(middle))[: len(outer)] for part in lax.map(at, together)))
         log_weight = inner.log_z - 0.5 * (outer - middle) ** 2 / spread + jnp.log(scale * widths)
         log_weight = jnp.where(jnp.isnan(log_weight), -jnp.inf, log_weight)
         log_total = logsumexp(log_weight, axis=0)

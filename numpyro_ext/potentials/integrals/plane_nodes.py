@@ -19,9 +19,10 @@ import numpy as np
 from jax import Array, lax
 
 from ..vector import VectorPotential, VectorTiltedMoments
+from .few_rows import for_few_rows
 from .tilted_moments import sum_over_nodes
 
-__all__ = ["on_plane_nodes"]
+__all__ = ["Chosen", "on_plane_nodes"]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 _MOST_CLIMBS = 30
@@ -33,6 +34,8 @@ _LEAST_CURVATURE = 0.4
 """In units of that of the cavity, in which the nodes are laid where the tilted density is wider than that."""
 _NARROW = 0.36
 """Variance of the tilted density along an axis, in units of that of the cavity, below which the rest is looked at."""
+_LEAST_BATCH = 16
+"""Rows that are looked at again together, where these are a few."""
 _SCAN = np.linspace(-6.0, 6.0, 13)
 _LOW, _LOWEST = 24.0, 200.0
 """Nats below the mode where there is no mass, and where another mode is none of importance."""
@@ -60,19 +63,26 @@ class _Climb(NamedTuple):
 
 
 class _Lattice(NamedTuple):
-    """Nodes in blocks, and what each adds to the sums over all of them and over parts of them."""
+    """Nodes, and what each adds to the sums over all of them and over parts of them."""
 
     position: np.ndarray
-    """Shape ``(blocks, size, 2)``."""
+    """Shape ``(size, 2)``."""
     weight: np.ndarray
-    """Shape ``(blocks, size, sums)``."""
+    """Shape ``(size, sums)``."""
     tolerance: float
     """Allowed change of moments with a part of the nodes, in units of the deviations."""
+
+    def in_blocks(self, copies: int) -> tuple[np.ndarray, np.ndarray]:
+        """Positions and weights, filled up with nodes of no weight, of shapes ``(blocks, nodes, copies, ...)``."""
+        size = _NODES_TOGETHER * copies
+        pad = ((0, -len(self.weight) % size), (0, 0))
+        position, weight = (np.pad(x, pad).reshape(-1, size, x.shape[1]) for x in (self.position, self.weight))
+        return position.reshape(-1, _NODES_TOGETHER, copies, 2), weight
 
 
 _POWERS = np.array([[0, 0], [1, 0], [0, 1], [2, 0], [0, 2], [1, 1]])
 _MOMENTS_OF_NORMAL = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
-_NUM_PARTS, _NUM_BLOCKS = 4, 10
+_NUM_PARTS, _NODES_TOGETHER = 4, 32
 
 
 def _lattice(spacing: float, reach: float, tolerance: float, stretch: float = 0.0) -> _Lattice:
@@ -100,10 +110,7 @@ def _lattice(spacing: float, reach: float, tolerance: float, stretch: float = 0.
         scale = np.where(_MOMENTS_OF_NORMAL > 0, 1.0 / np.where(_MOMENTS_OF_NORMAL > 0, found, 1.0), 1.0 / found[0])
         weights.append(own * scale)
     weight = np.concatenate([*weights, (terms[:, :1] * is_outer[:, None])], axis=1)
-    size = -(-len(weight) // _NUM_BLOCKS)
-    pad = ((0, size * _NUM_BLOCKS - len(weight)), (0, 0))
-    blocks = [np.pad(array, pad).reshape(_NUM_BLOCKS, size, -1) for array in (position, weight)]
-    return _Lattice(blocks[0], blocks[1], tolerance)
+    return _Lattice(position, weight, tolerance)
 
 
 _REACH = 7.0
@@ -123,72 +130,113 @@ class _Sums(NamedTuple):
     is_trusted: Array
 
 
+Chosen = Callable[[Array], VectorPotential]
+"""Factors of some rows, by the numbers of the rows, which may be repeated."""
+
+
+class _Found(NamedTuple):
+    """Sums over the nodes in a frame, and how far these reach."""
+
+    frame: _Frame
+    sums: _Sums
+    reach: Array
+
+
 def on_plane_nodes(
-    factors: VectorPotential, mean: Array, covariance: Array, power: Array
+    factors: VectorPotential, mean: Array, covariance: Array, power: Array, chosen: Chosen | None = None
 ) -> tuple[VectorTiltedMoments, Array]:
     r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, C)`, and where they can be trusted: to ``1e-7`` of a standard
     deviation for smooth factors in double precision, to about ``1e-4`` where a factor has a kink that the nodes
     do not see, and to ``1e-4`` in single precision.
 
-    Nodes 0.7 standard deviations apart serve densities near a Gaussian. Where they do not for some factor,
+    Nodes 0.7 standard deviations apart serve densities near a Gaussian. For the factors that they do not serve,
     others are laid around the moments that they have found, closer and further out. A tilted density that is much
     narrower than the cavity is trusted if it has no other mode and no mass elsewhere in the cavity, as far as a coarse
     grid shows. Differentiable in cavities and in what the log densities know; nodes are held fixed.
 
-    Cost: 320 evaluations, and one with two derivatives for each step to the mode; 170 more if a tilted density is
-    narrow, and 1530 more if the first nodes are not to be trusted.
+    Cost: 320 evaluations, and one with two derivatives for each step to the mode; 1700 more for factors that the first
+    nodes do not serve, and for narrow ones: for all if there is one of them, and factors cannot be chosen.
 
     :param VectorPotential factors: ``n`` factors of two predictors.
     :param Array mean: cavity means, shape ``(n, 2)``.
     :param Array covariance: cavity covariances, shape ``(n, 2, 2)``.
     :param Array power: the exponent of the factors, shape ``(n,)``.
+    :param chosen: makes the factors of some rows, at most ``n``.
     """
-    origin, fixed, exponent, frozen = lax.stop_gradient((mean, covariance, power, factors))
-    triangle = _triangle(fixed)
+    cavities = _Cavities(mean, covariance, power)
+    frozen, fixed = lax.stop_gradient((factors, cavities))
+    triangle = _triangle(fixed.covariance)
 
     def climbed(z: Array) -> tuple[Array, Array, Array]:
         """Logarithm of the tilted density, its gradient and minus its Hessian."""
-        value, slope, hessian = frozen.derivatives(origin + _times(triangle, z))
-        slope, hessian = exponent[:, None] * slope, exponent[:, None, None] * hessian
+        value, slope, hessian = frozen.derivatives(fixed.mean + _times(triangle, z))
+        slope, hessian = fixed.power[:, None] * slope, fixed.power[:, None, None] * hessian
         identity = jnp.eye(2, dtype=z.dtype)
-        value = exponent * value - 0.5 * jnp.sum(jnp.square(z), axis=-1)
+        value = fixed.power * value - 0.5 * jnp.sum(jnp.square(z), axis=-1)
         return value, _times(triangle.mT, slope) - z, identity - triangle.mT @ hessian @ triangle
 
     frame, height = lax.stop_gradient(_around_mode(climbed, jnp.zeros_like(mean)))
-    live = _triangle(covariance)
-    away = mean - origin
+    first = _sums(cavities.exponents(factors), height, frame, _SHORT, 1)
+    found = _Found(frame, first, jnp.full_like(height, _REACH))
+    size, copies = _batches(len(power)) if chosen is not None else (len(power), 1)
 
-    def exponents(z: Array) -> Array:
-        """Log of the factor times the exponential of the cavity, the latter without its constant."""
-        distance = _times(triangle, z)
-        value = power * factors.log_density(origin + distance)
-        value -= 0.5 * jnp.sum(jnp.square(_solve(live, distance - away)), axis=-1)
-        return jnp.where(jnp.isnan(value), -jnp.inf, value)
+    def again(rows: Array) -> tuple[VectorTiltedMoments, Array]:
+        own, before, top = jax.tree.map(lambda leaf: leaf[rows], (cavities, found, height))
+        repeated = jnp.tile(rows, copies)
+        exponents = own.exponents(factors if chosen is None else chosen(repeated))
+        moved = _recentred(before.frame, lax.stop_gradient(before.sums))
+        after = _Found(moved, _sums(exponents, top, moved, _LONG, copies), jnp.full_like(top, _LONG_REACH))
+        is_served = before.sums.is_trusted
+        frame, sums, reach = jax.tree.map(lambda new, old: jnp.where(_like(is_served, new), old, new), after, before)
+        is_alone = lax.stop_gradient(_is_alone(exponents, top, frame, reach, copies)) | ~_is_narrow(frame)
+        return _moments(own, top, frame, sums), sums.is_trusted & is_alone
 
-    first = _sums(exponents, height, frame, _SHORT)
-    reach = jnp.full(height.shape, _REACH, height.dtype)
+    served = _moments(cavities, height, frame, first), first.is_trusted
+    return for_few_rows(again, ~first.is_trusted | _is_narrow(frame), served, size)
 
-    def again() -> tuple[_Frame, _Sums, Array]:
-        held = lax.stop_gradient(first)
-        moved = _recentred(frame, held)
-        second = moved, _sums(exponents, height, moved, _LONG), jnp.full_like(reach, _LONG_REACH)
-        chosen: tuple[_Frame, _Sums, Array] = jax.tree.map(
-            lambda new, old: jnp.where(_like(held.is_trusted, new), old, new), second, (frame, first, reach)
+
+def _batches(number: int) -> tuple[int, int]:
+    """Rows that are looked at again together, and how often all of them fit into the factors."""
+    size = min(number, max(_LEAST_BATCH, number // _LEAST_BATCH))
+    return size, number // size
+
+
+class _Cavities(NamedTuple):
+    mean: Array
+    covariance: Array
+    power: Array
+
+    def exponents(self, factors: VectorPotential) -> Callable[[Array], Array]:
+        """Log of the factors times the exponential of the cavities, the latter without its constant, at ``z`` of shape
+        ``(copies, n, 2)``; ``factors`` are as many for each copy."""
+        origin = lax.stop_gradient(self.mean)
+        triangle, live, away = (
+            _triangle(lax.stop_gradient(self.covariance)),
+            _triangle(self.covariance),
+            self.mean - origin,
         )
-        return chosen
 
-    frame, found, reach = lax.cond(jnp.all(first.is_trusted), lambda: (frame, first, reach), again)
-    is_narrow = jnp.any(jnp.sum(jnp.square(frame.axes), axis=-2) < _NARROW, axis=-1)
-    is_alone = lax.cond(
-        jnp.any(is_narrow),
-        lambda: lax.stop_gradient(_is_alone(exponents, height, frame, reach)) | ~is_narrow,
-        lambda: jnp.ones(height.shape, bool),
-    )
+        def exponents(z: Array) -> Array:
+            distance = _times(triangle, z)
+            value = factors.log_density((origin + distance).reshape(-1, 2)).reshape(z.shape[:-1])
+            value = self.power * value - 0.5 * jnp.sum(jnp.square(_solve(live, distance - away)), axis=-1)
+            return jnp.where(jnp.isnan(value), -jnp.inf, value)
+
+        return exponents
+
+
+def _moments(cavities: _Cavities, height: Array, frame: _Frame, found: _Sums) -> VectorTiltedMoments:
+    """Moments of the predictors, from sums in a frame."""
+    triangle = _triangle(lax.stop_gradient(cavities.covariance))
     axes = triangle @ frame.axes
-    middle = origin + _times(triangle, frame.center)
-    log_z = height + found.log_total - _LOG_2PI + jnp.log(jnp.abs(_determinant(axes)) / _determinant(live))
-    moments = VectorTiltedMoments(log_z, middle + _times(axes, found.mean), axes @ found.covariance @ axes.mT)
-    return moments, found.is_trusted & is_alone
+    middle = lax.stop_gradient(cavities.mean) + _times(triangle, frame.center)
+    volume = jnp.log(jnp.abs(_determinant(axes)) / _determinant(_triangle(cavities.covariance)))
+    log_z = height + found.log_total - _LOG_2PI + volume
+    return VectorTiltedMoments(log_z, middle + _times(axes, found.mean), axes @ found.covariance @ axes.mT)
+
+
+def _is_narrow(frame: _Frame) -> Array:
+    return jnp.any(jnp.sum(jnp.square(frame.axes), axis=-2) < _NARROW, axis=-1)
 
 
 def _around_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]], start: Array) -> tuple[_Frame, Array]:
@@ -233,16 +281,16 @@ def _around_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]], sta
     return _Frame(end.place, axes), jnp.where(jnp.isfinite(end.height), end.height, 0.0)
 
 
-def _sums(exponents: Callable[[Array], Array], height: Array, frame: _Frame, lattice: _Lattice) -> _Sums:
+def _sums(exponents: Callable[[Array], Array], height: Array, frame: _Frame, lattice: _Lattice, copies: int) -> _Sums:
     def terms(block: tuple[Array, Array]) -> tuple[Array, ...]:
         position, weight = block
-        values = jax.vmap(lambda x: exponents(frame.center + frame.axes @ x))(position)
-        density = jnp.exp(jnp.minimum(values - height, 80.0))
-        return (weight.T @ density,)
+        z = frame.center + _times(frame.axes, position[..., None, :])
+        density = jnp.exp(jnp.minimum(jax.vmap(exponents)(z) - height, 80.0))
+        return (weight.T @ density.reshape(len(weight), -1),)
 
     dtype = height.dtype
-    blocks = jnp.asarray(lattice.position, dtype), jnp.asarray(lattice.weight, dtype)
-    (sums,) = sum_over_nodes(terms, blocks)
+    position, weight = lattice.in_blocks(copies)
+    (sums,) = sum_over_nodes(terms, (jnp.asarray(position, dtype), jnp.asarray(weight, dtype)))
     parts = jnp.reshape(sums[:-1], (_NUM_PARTS, len(_POWERS), -1))
     total = parts[:, 0]
     first, second, own, other, mixed = (parts[:, k] / total for k in range(1, 6))
@@ -275,18 +323,17 @@ def _recentred(frame: _Frame, found: _Sums) -> _Frame:
     return _Frame(frame.center + _times(frame.axes, center), frame.axes @ axes)
 
 
-def _is_alone(exponents: Callable[[Array], Array], height: Array, frame: _Frame, reach: Array) -> Array:
+def _is_alone(exponents: Callable[[Array], Array], height: Array, frame: _Frame, reach: Array, copies: int) -> Array:
     """True if there is no mass, and no other mode, in the cavity outside of where the nodes are."""
     size = len(_SCAN)
-    grid = np.stack(np.meshgrid(_SCAN, _SCAN, indexing="ij"), axis=-1).reshape(-1, 2)
-    back = _inverse(frame.axes)
-
-    def look(z: Array) -> tuple[Array, Array]:
-        away = _times(back, z - frame.center)
-        value = exponents(jnp.broadcast_to(z, frame.center.shape))
-        return value - height, jnp.sum(jnp.square(away), axis=-1) > jnp.square(reach)
-
-    below, is_outside = lax.map(look, jnp.asarray(grid, height.dtype))
+    grid = np.stack(np.meshgrid(_SCAN, _SCAN, indexing="ij"), axis=-1).reshape(-1, 1, 2)
+    blocks = np.pad(grid, ((0, -len(grid) % copies), (0, 0), (0, 0)), mode="edge").reshape(-1, copies, 1, 2)
+    at = jnp.asarray(grid, height.dtype)
+    is_outside = jnp.sum(jnp.square(_times(_inverse(frame.axes), at - frame.center)), axis=-1) > jnp.square(reach)
+    values = lax.map(
+        lambda z: exponents(jnp.broadcast_to(z, (copies, *frame.center.shape))), jnp.asarray(blocks, height.dtype)
+    )
+    below = values.reshape(-1, *height.shape)[: len(grid)] - height
     square = below.reshape(size, size, -1)
     around = lax.reduce_window(square, -jnp.inf, lax.max, (3, 3, 1), (1, 1, 1), "SAME")
     is_peak = (square >= around).reshape(below.shape) & (below > -_LOWEST)
@@ -304,8 +351,8 @@ def _triangle(covariance: Array) -> Array:
 
 
 def _solve(triangle: Array, vector: Array) -> Array:
-    first = vector[:, 0] / triangle[:, 0, 0]
-    return jnp.stack([first, (vector[:, 1] - triangle[:, 1, 0] * first) / triangle[:, 1, 1]], axis=-1)
+    first = vector[..., 0] / triangle[:, 0, 0]
+    return jnp.stack([first, (vector[..., 1] - triangle[:, 1, 0] * first) / triangle[:, 1, 1]], axis=-1)
 
 
 def _eigen(matrix: Array) -> tuple[Array, Array]:

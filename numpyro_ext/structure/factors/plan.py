@@ -129,7 +129,7 @@ def _pair_plan(name: str, factor: ElementwiseFactor, probe: Env) -> FactorPlan:
     kind = kind_of_pair(PairPotential(factor.log_density, factor.arguments(probe)), factor.num_factors, run_compiled)
 
     def build(env: Env) -> tuple[Built, Array]:
-        potential = PairPotential(factor.log_density, factor.arguments(env), *kind)
+        potential = PairPotential(factor.log_density, factor.arguments(env), *kind, factor.has_own_arguments)
         return Built(VectorRows(potential)), jnp.repeat(factor.observed(env), len(row_directions(2)))
 
     plus, minus = row_directions(2).T
