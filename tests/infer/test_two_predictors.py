@@ -78,6 +78,13 @@ def dispersed(y):
     numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(log_mean), jnp.exp(log_shape)), obs=y)
 
 
+def weighted_backwards(y):
+    """Each row has the weight of its mirror image."""
+    log_rate, logits = _predictors(y)
+    counts = dist.ZeroInflatedDistribution(dist.Poisson(jnp.exp(log_rate)), gate_logits=logits)
+    numpyro.factor("y", jnp.sum((counts.log_prob(y)[::-1] * (1.0 + np.arange(len(y))))[::-1]))
+
+
 def groups(y):
     with numpyro.plate("groups", 5):
         level = numpyro.sample("level", dist.Normal(0, 2))
@@ -120,6 +127,14 @@ def _run(engine, model, *args, **options):
     found.run(jax.random.key(0), *args)
     assert found.diagnostics.converged
     return found
+
+
+@pytest.mark.parametrize(
+    ("model", "y", "has_own"), [(inflated, COUNTS, True), (lifetimes, REAL, True), (weighted_backwards, COUNTS, False)]
+)
+def test_data_belong_to_factors_where_no_other_depends_on_them(model, y, has_own):
+    (potential,) = read_latent_gaussian(model, (y,)).abstract_form.potentials
+    assert potential.base.has_own_args == has_own
 
 
 @pytest.mark.parametrize(

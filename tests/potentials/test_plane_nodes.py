@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,15 +67,20 @@ def _by_grid(log_factors, mean, covariance):
     return log_z, mean + triangle @ center, triangle @ spread @ triangle.T
 
 
-def _factors(kind, y):
-    return PairPotential(_log_factors, (jnp.asarray(kind), jnp.asarray(y)))
+def _factors(kind, y, has_own_args=False):
+    return PairPotential(_log_factors, (jnp.asarray(kind), jnp.asarray(y)), has_own_args=has_own_args)
+
+
+def _on_nodes(y, mean, covariance):
+    """By nodes around some rows that are chosen, where the first ones do not serve."""
+    factors = _factors(KIND, y, has_own_args=True)
+    return on_plane_nodes(factors, mean, covariance, jnp.ones(len(y)), partial(factors.chosen, num_factors=len(y)))
 
 
 @pytest.mark.float32
 def test_what_is_trusted_is_right_and_what_hides_is_not_trusted():
-    one = jnp.ones(len(Y))
     arguments = [jnp.asarray(x, float) for x in (Y, MEAN, COVARIANCE)]
-    moments, is_trusted = jax.jit(lambda y, m, c: on_plane_nodes(_factors(KIND, y), m, c, one))(*arguments)
+    moments, is_trusted = jax.jit(_on_nodes)(*arguments)
     is_trusted = np.asarray(is_trusted)
     tolerance = {"kink": 1e-4 if IS_DOUBLE else 1e-3, "spike": 1e-4}
     for i in np.flatnonzero(is_trusted):
@@ -127,10 +134,12 @@ def test_a_narrow_row_takes_no_trust_from_others():
 
 
 @pytest.mark.thorough
-def test_moments_are_right_whoever_computes_them():
-    """Rows that nodes are not trusted for send all of them to nested integrals; by adaptive quadrature of SciPy."""
+@pytest.mark.parametrize("has_own_args", [False, True])
+def test_moments_are_right_whoever_computes_them(has_own_args):
+    """Rows that nodes are not trusted for take nested integrals, alone or with all others; by adaptive quadrature of
+    SciPy."""
     rows = [5, int(np.flatnonzero(KIND == 1)[8])]
-    factors = _factors(KIND[rows], Y[rows])
+    factors = _factors(KIND[rows], Y[rows], has_own_args)
     found = jax.jit(lambda f: f.tilted_moments(jnp.asarray(MEAN[rows]), jnp.asarray(COVARIANCE[rows])))(factors)
     for place, i in enumerate(rows):
         triangle = np.linalg.cholesky(COVARIANCE[i])
@@ -141,6 +150,19 @@ def test_moments_are_right_whoever_computes_them():
 
         mass = dblquad(density, -9.0, 9.0, -9.0, 9.0, epsabs=1e-9)[0]
         np.testing.assert_allclose(found.log_z[place], np.log(mass), rtol=2e-6 if IS_DOUBLE else 1e-3)
+
+
+@pytest.mark.thorough
+def test_rows_that_are_chosen_have_the_moments_and_derivatives_of_all():
+    def log_z(mean, covariance, y, has_own_args):
+        moments = _factors(KIND, y, has_own_args).tilted_moments(mean, covariance)
+        return jnp.sum(jnp.where(KIND < 3, moments.log_z, 0.0)), moments
+
+    compute = jax.jit(jax.grad(log_z, argnums=(0, 1, 2), has_aux=True), static_argnums=3)
+    all_rows, chosen = (compute(*(jnp.asarray(x, float) for x in (MEAN, COVARIANCE, Y)), own) for own in (False, True))
+    tolerance = 1e-9 if IS_DOUBLE else 1e-3
+    for expected, found in zip(jax.tree.leaves(all_rows), jax.tree.leaves(chosen), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.thorough

@@ -28,7 +28,7 @@ _LOG_2PI = math.log(2.0 * math.pi)
 NUM_OUTER, _NUM_OUTER_OF_GAUSSIAN = 35, 61
 _OUTER_REACH = 3.7
 _INNER = np.linspace(-1.0, 1.0, 45)
-_SEARCH = 5.0
+_SEARCH, _SEARCH_SCALES = np.linspace(-5.0, 5.0, 17), (1.0, 1.0 / 8.0, 1.0 / 32.0)
 _NUM_PASSES = 3
 _NUM_CLIMBS = 6
 _REACH = 8.5
@@ -145,17 +145,16 @@ def _quadrature_slice(log_factor: Callable[[Array], Array], mean: Array, varianc
         step = slope / jnp.maximum(jnp.abs(curvature), 0.01 / variance)
         return jnp.clip(x + step, mean - _REACH * deviation, mean + _REACH * deviation)
 
-    def best_of(x: Array, half_width: float, num_nodes: int) -> Array:
-        offsets = jnp.asarray(np.linspace(-half_width, half_width, num_nodes), mean.dtype)[:, None]
-        heights = lax.map(lambda z: exponent(x + z * deviation), offsets)
-        return x + offsets[jnp.argmax(heights, axis=0), 0] * deviation
-
     # The peak of a factor that is much narrower than the Gaussian stands between the nodes of a search.
     peak = lax.fori_loop(0, _NUM_CLIMBS, climb, mean)
-    mode = best_of(mean, _SEARCH, 17)
-    mode = jnp.where(exponent(peak) > exponent(mode), peak, mode)
-    for half_width in (_SEARCH / 8.0, _SEARCH / 32.0):
-        mode = best_of(mode, half_width, 9)
+    offsets = jnp.asarray(_SEARCH, mean.dtype)[:, None]
+
+    def look(best: Array, scale: Array) -> tuple[Array, None]:
+        places = jnp.concatenate([best + scale * deviation * offsets, peak[None]])
+        highest = jnp.argmax(lax.map(exponent, places), axis=0)
+        return jnp.take_along_axis(places, highest[None], axis=0)[0], None
+
+    mode, _ = lax.scan(look, mean, jnp.asarray(_SEARCH_SCALES, mean.dtype))
     mode = lax.stop_gradient(mode)
     curvature = lax.stop_gradient(1.0 / variance - slope_and_curvature(mode)[1])
     scale = 1.0 / jnp.sqrt(jnp.maximum(curvature, 0.3 / variance))

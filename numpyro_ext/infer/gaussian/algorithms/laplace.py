@@ -355,10 +355,9 @@ def _step(
         length, _, count = carry
         return 0.5 * length, is_increase(0.5 * length), count + 1
 
-    one = jnp.ones_like(current)
-    length, accepted, _ = lax.while_loop(
-        lambda carry: ~carry[1] & (carry[2] < _MAX_HALVINGS), halve, (one, is_increase(one), jnp.asarray(0))
-    )
+    # The first one is the whole step, in the same loop: the program holds the factors once.
+    start = 2.0 * jnp.ones_like(current), jnp.asarray(False), jnp.asarray(-1)
+    length, accepted, _ = lax.while_loop(lambda carry: ~carry[1] & (carry[2] < _MAX_HALVINGS), halve, start)
     accepted &= direction.is_ascent
     length = jnp.where(accepted, length, 0.0)
     decrement = jnp.sqrt(jnp.where(direction.is_ascent, direction.slope, 0.0))
