@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,9 @@ design, and to condition on the rows takes as long as dozens of draws."""
 
 _MANY_POINTS = 1024
 """Points of many draws where neither a fit nor a factorisation is dear."""
+_POINTS_OF_ONE_PASS, _CALLS_OF_ONE_PASS = 256, (32, 4)
+"""Points of many draws of a nearly normal density, each of which takes a fit, and the calls there: a thousand draws are
+four at each."""
 
 
 @dataclass(eq=False, repr=False)
@@ -54,6 +57,8 @@ class IntegratedRun(GaussianRun):
     options: Integration
     marginals_fn: Callable[..., Any]
     is_strict: bool
+    fits_in_one_pass: ClassVar[bool] = False
+    """Whether a fit of the field is one evaluation of all factors, so that many draws have many points."""
 
     @cached_property
     def exploration(self) -> Exploration:
@@ -96,8 +101,9 @@ class IntegratedRun(GaussianRun):
     def log_evidence(self) -> LogEvidence:
         """Log evidence of the model, integrated over field and hyperparameters."""
         found = self.exploration
-        error = found.log_evidence_error
-        return LogEvidence(found.log_evidence, self.is_lower_bound, "integrated", error, found.method, self.flat_sites)
+        return LogEvidence(
+            found.log_evidence, self.is_lower_bound, "integrated", found.error, found.method, self.flat_sites
+        )
 
     @property
     def diagnostics(self) -> Diagnostics:
@@ -247,7 +253,9 @@ class IntegratedRun(GaussianRun):
         chosen = systematic(points.weights, num_samples, generator)
         counts = np.bincount(chosen, minlength=len(points.weights))
         num_points, most = _CALLS_OF_SMALL if self.programs.is_small else _CALLS
-        if self._surroundings.num_rows > MANY_ROWS:
+        if self.fits_in_one_pass and self.exploration.nearly_normal is not None:
+            num_points, most = _CALLS_OF_ONE_PASS
+        elif self._surroundings.num_rows > MANY_ROWS:
             num_points, most = _CALLS_OF_MANY_ROWS
         # A point with more draws than a call makes of it is there several times.
         parts = -(-counts // most)
@@ -290,10 +298,13 @@ class IntegratedRun(GaussianRun):
         """Hyperparameters of their density for so many draws, and the field there; the points of the design where fits
         are dear."""
         found, around = self.exploration, self._surroundings
-        if not around.size or around.num_rows > MANY_ROWS:
+        is_nearly_normal = found.nearly_normal is not None
+        has_many_rows = around.num_rows > MANY_ROWS and not (is_nearly_normal and self.fits_in_one_pass)
+        if not around.size or has_many_rows:
             return Scatter.of(found)
-        design = self.options.design(around.size, around.num_rows)
-        number = _MANY_POINTS if self.programs.is_small and num_samples > NUM_POINTS else NUM_POINTS
+        design, number = self.options.design(around.size, around.num_rows), NUM_POINTS
+        if num_samples > NUM_POINTS and (self.fits_in_one_pass if is_nearly_normal else self.programs.is_small):
+            number = _POINTS_OF_ONE_PASS if is_nearly_normal else _MANY_POINTS
         points = scatter(around, found, _generator_and_keys(rng_key)[0], design, number)
         return self._matched(points) if design == "grid" else points
 

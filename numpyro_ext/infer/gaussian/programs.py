@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ...compilation.quick_jit import quick_jit
 from ...compilation.store import shared
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap, LatentGaussian, joined
@@ -64,7 +65,9 @@ class Programs(FittingPrograms):
         self.chosen_marginals = compile_(self._chosen_marginals, static_argnames=("chosen", "marginals_fn"))
         self.chosen_covariance = compile_(self._chosen_covariance, static_argnames="chosen")
         self.draw_site = compile_(self._draw_site, static_argnames=("name", "num_samples"))
-        self.draws_over = compile_(self._draws_over, static_argnames=("num_samples", "is_weighted"))
+        # Draws from densities at nodes are made at hundreds of points.
+        is_short = self.is_small and not algorithm.sees_all_modes
+        self.draws_over = quick_jit(self._draws_over, is_small=is_short, static_argnames=("num_samples", "is_weighted"))
         self.draws = compile_(self._draws, static_argnames=("num_samples", "is_weighted"))
         self.stacked_moments = compile_(self._stacked_moments, static_argnames="names")
         self.marginals = compile_(self._marginals, static_argnames="marginals_fn")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -188,6 +188,8 @@ def _quantiles(reading: LatentGaussianReading, algorithm: Algorithm, name: str) 
 @dataclass(eq=False, repr=False)
 class IntegratedQuadratureRun(_NodeAnswers, IntegratedRun):
     """Mixture over hyperparameters of posteriors by quadrature; parameters are those of :class:`IntegratedRun`."""
+
+    fits_in_one_pass: ClassVar[bool] = True
 
     @cached_property
     def posterior(self) -> PosteriorSites:

@@ -22,7 +22,6 @@ __all__ = [
     "central_composite",
     "explore_lattice",
     "normal_points",
-    "side_widths",
     "split_normal",
     "stretch",
 ]
@@ -105,20 +104,21 @@ def central_composite(dimension: int) -> Design:
     return Design(points, log_volumes)
 
 
-def normal_points(dimension: int, num_points: int) -> Design:
+def normal_points(dimension: int, num_points: int, generator: np.random.Generator | None = None) -> Design:
     """Draws from ``N(0, I)`` and their opposites, with equal masses.
 
     Their means are exact; so are their covariances for at most ``num_points / 2`` dimensions, and variances for more.
 
     :param int dimension: any.
     :param int num_points: even.
+    :param generator: of the draws; without it they are always the same.
     :return: the design.
 
     >>> points = normal_points(8, 64).points
     >>> bool(np.allclose(points.mean(0), 0.0)), bool(np.allclose(points.T @ points / 64, np.eye(8)))
     (True, True)
     """
-    half = np.random.default_rng(0).standard_normal((num_points // 2, dimension))
+    half = (generator or np.random.default_rng(0)).standard_normal((num_points // 2, dimension))
     if dimension <= len(half):
         half = math.sqrt(len(half)) * np.linalg.qr(half)[0]
     else:
@@ -126,18 +126,6 @@ def normal_points(dimension: int, num_points: int) -> Design:
     points = np.concatenate([half, -half])
     log_normaliser = 0.5 * dimension * math.log(2.0 * math.pi)
     return Design(points, 0.5 * np.sum(points**2, axis=1) + log_normaliser - math.log(num_points))
-
-
-def side_widths(falls: np.ndarray) -> np.ndarray:
-    """Standard deviations of a density on both sides of each axis, by how far it falls there.
-
-    :param falls: as for :func:`stretch`, shape ``(2, d)``.
-    :return: the same shape, one where the density does not fall.
-    """
-    safe = np.where(falls > 0.0, falls, 1.0)
-    widths = np.clip(1.0 / np.sqrt(safe), 1.0 / _LARGEST_STRETCH, _LARGEST_STRETCH)
-    found: np.ndarray = np.where(falls > 0.0, widths, 1.0)
-    return found
 
 
 def split_normal(uniforms: np.ndarray, widths: np.ndarray) -> Design:
@@ -172,7 +160,9 @@ def stretch(design: Design, falls: np.ndarray) -> Design:
     >>> print(design.points[:, 0].round(3), np.exp(design.log_volumes)[0].round(3))
     [ 0.   2.2 -0.55] 0.544
     """
-    scales = side_widths(falls)
+    safe = np.where(falls > 0.0, falls, 1.0)
+    widths = np.clip(1.0 / np.sqrt(safe), 1.0 / _LARGEST_STRETCH, _LARGEST_STRETCH)
+    scales = np.where(falls > 0.0, widths, 1.0)
     points = design.points
     factors = np.where(points > 0.0, scales[0], np.where(points < 0.0, scales[1], scales.mean(axis=0)))
     return Design(factors * points, design.log_volumes + np.sum(np.log(factors), axis=1))

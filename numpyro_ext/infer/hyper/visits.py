@@ -28,6 +28,8 @@ class Visits(NamedTuple):
     """Number of points that are visited, the first ones."""
     tol: Any
     """Tolerance of the fits there."""
+    with_gradient: bool | Array = False
+    """Whether gradients are computed there; else they may be zero."""
 
 
 def search_and_visit(
@@ -66,7 +68,7 @@ def search_and_visit(
         own = proposal(state, tol), state.best.state
         values, begun = lax.cond(is_visit, lambda: (point, begun), lambda: own)
         own_tol = field_tolerance(state, field_tol, tol, max_iterations)
-        found = evaluate(values, begun, jnp.where(is_visit, visits.tol, own_tol), ~is_visit)
+        found = evaluate(values, begun, jnp.where(is_visit, visits.tol, own_tol), ~is_visit | visits.with_gradient)
         noted = note(values, found, is_visit)
         notes = lax.cond(is_visit, lambda: with_element(notes, k, noted), lambda: notes)
         place = jnp.where(is_visit, trace_length, state.num_evaluations - start)

@@ -246,6 +246,7 @@ class FittingPrograms:
         states: Any,
         tol: Any,
         with_marginals: bool,
+        with_gradient: bool = False,
         *,
         marginals_fn: Callable[..., Any],
     ) -> PointFit:
@@ -253,17 +254,17 @@ class FittingPrograms:
         other, each from the state that stands beside it; of one point, where there is nothing to learn.
 
         ``marginals_fn`` is a function of the posterior and the maps of the affine sites, for which there are zeros
-        where marginals are not asked for.
+        where marginals are not asked for. Gradients may be zero where they are not.
         """
         if marginals_fn is not self._marginals_fn:
             fits: PointFit = self._fits_alone(
-                data, fixed, points, num_points, states, tol, with_marginals, marginals_fn=marginals_fn
+                data, fixed, points, num_points, states, tol, with_marginals, with_gradient, marginals_fn=marginals_fn
             )
             return fits
         search = self.init_search(data, fixed, points[0], jax.tree.map(itemgetter(0), states))
         none: Any = np.asarray(2 * search.values.size + 1, np.int32)
         search = search._replace(is_searching=np.asarray(False), num_probes=none)  # type: ignore[arg-type]
-        visits = Visits(points, states, num_points, tol)
+        visits = Visits(points, states, num_points, tol, with_gradient)
         found: PointFit = self._search_and_visit(data, fixed, search, visits, with_marginals, 0, 0)[2]
         return found
 
@@ -303,6 +304,7 @@ class FittingPrograms:
         states: object,
         tol: object,
         with_marginals: bool | Array,
+        with_gradient: bool | Array,
         *,
         marginals_fn: Callable[..., object],
     ) -> PointFit:
@@ -311,7 +313,7 @@ class FittingPrograms:
         @jax.jit  # traced once, for the shapes and for the loop
         def at(point: tuple[Array, object]) -> PointFit:
             values, state = point
-            found = self.evaluate(data, fixed, values, state, tol, np.asarray(False))
+            found = self.evaluate(data, fixed, values, state, tol, with_gradient)
             return self._point_fit(data, fixed, values, found, with_marginals, marginals_fn)
 
         found: PointFit = at_each(at, (points, states), num_points)
@@ -334,7 +336,8 @@ class FittingPrograms:
 
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(compute))
         marginals = jax.lax.cond(with_marginals, compute, lambda: zeros)
-        return PointFit(found.objective, found.log_evidence, found.state, found.info.converged, hyper, marginals)
+        converged = found.info.converged
+        return PointFit(found.objective, found.gradient, found.log_evidence, found.state, converged, hyper, marginals)
 
     def _solve(
         self, data: object, hyper: dict[str, Array], state: object, *, num_steps: int

@@ -9,20 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from scipy.special import logsumexp, ndtr
+from scipy.special import logsumexp
 
-from ...hyper.adaptive import Followed, follow
-from ...hyper.design import (
-    PROBE,
-    Design,
-    central_composite,
-    explore_lattice,
-    normal_points,
-    side_widths,
-    split_normal,
-    stretch,
-)
+from ...hyper.adaptive import Followed, effective_share, follow
+from ...hyper.design import PROBE, Design, central_composite, explore_lattice, normal_points, stretch
 from ...hyper.known_points import KnownPoints
+from ...hyper.skewed_normal import NUM_NORMAL_POINTS, SkewedNormal, skewed_normal
 from ..fitting.costs import FIT_COSTS
 from ..fitting.point_fit import PointFit
 from .judgement import LARGEST_RISE, bent_message, judge_normal, judge_points, judge_ratios, opposite_mode
@@ -46,7 +38,7 @@ LARGEST_LATTICE = 4
 MANY_ROWS = 5_000
 """Rows from which on fits of the field are saved where they can be."""
 _LARGEST_LATTICE_DIMENSION, _MOST_ADAPTIVE = 2, 20
-_NUM_NORMAL_POINTS, _NUM_CLOUD, _MOST_PROBED = 64, 4000, 128
+_NUM_CLOUD = 4000
 FEW_DIGITS = 1e-2
 """Tolerance of fits for draws."""
 _LITTLE_MASS = 0.01
@@ -122,23 +114,20 @@ class Exploration(NamedTuple):
     """The density that was emulated through adaptive points."""
     spread: PointFit | None = None
     """Fits at the points by which that was judged, without marginals."""
-    widths: np.ndarray | None = None
-    """Standard deviations of the normal approximation on the positive and the negative side of each axis."""
+    nearly_normal: SkewedNormal | None = None
+    """The density of which the points are draws of equal mass."""
+    error: float | None = None
+    """Standard error of the log evidence, where it is estimated."""
 
     @property
     def cloud(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Thousands of points and their weights, where the density is known without fits there."""
         if self.followed is not None:
             return self.followed.cloud.points, self.followed.cloud.weights
-        if self.widths is None:
+        if self.nearly_normal is None:
             return None
-        even = ndtr(normal_points(self.widths.shape[1], _NUM_CLOUD).points)
-        return split_normal(even, self.widths).points, np.full(_NUM_CLOUD, 1.0 / _NUM_CLOUD)
-
-    @property
-    def log_evidence_error(self) -> float | None:
-        """Standard error of the log evidence, where it is estimated."""
-        return None if self.followed is None else self.followed.error
+        normal = normal_points(self.points.shape[1], _NUM_CLOUD).points
+        return self.nearly_normal.places(normal), np.full(_NUM_CLOUD, 1.0 / _NUM_CLOUD)
 
 
 def explore(around: Surroundings, options: Integration) -> Exploration:
@@ -168,8 +157,12 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         spread = without_false_peaks(spread, parts[0].objective[0])
         return np.where(np.isfinite(spread.objective), spread.objective, -np.inf)
 
+    def slopes(points: np.ndarray) -> np.ndarray:
+        return around.slopes(around.fits(points, tol=FEW_DIGITS, with_marginals=False, with_gradient=True))
+
     followed: Followed | None = None
-    cut, is_bent, widths = None, False, None
+    nearly_normal: SkewedNormal | None = None
+    error, cut, is_bent = None, None, False
     if size == 0:
         evaluate(np.zeros((1, 0)))
         design, chosen = Design(np.zeros((1, 0)), np.zeros(1)), np.zeros(1, int)
@@ -191,11 +184,8 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         design = Design(design.points[inside], design.log_volumes[inside])
         chosen = len(probes) + inside
     else:
-        widths = np.ones((2, size))
-        if size <= _MOST_PROBED:
-            probes = np.asarray(around.fits(_on_axes(size), tol=FEW_DIGITS, with_marginals=False).objective)
-            widths = side_widths(np.nan_to_num(probes[0] - probes[1:], nan=np.inf).reshape(2, size))
-        design = split_normal(ndtr(normal_points(size, _NUM_NORMAL_POINTS).points), widths)
+        nearly_normal = skewed_normal(slopes, size)
+        design = nearly_normal.design(normal_points(size, NUM_NORMAL_POINTS).points)
         found = evaluate(np.concatenate([np.zeros((1, size)), design.points]))
         chosen = 1 + np.flatnonzero(np.isfinite(found[1:]))
         design = Design(design.points[chosen - 1], design.log_volumes[chosen - 1])
@@ -226,14 +216,14 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     if not len(chosen):
         raise NoDesign("the evidence is not finite at any point of the design around its mode")
     log_volume = 0.5 * np.linalg.slogdet(factor.T @ factor)[1] if size else 0.0
-    if name == "normal" and size:
-        # The normal density itself, and its integral: the data say nothing of its tails.
-        log_evidence = float(fits.objective[0]) + 0.5 * size * math.log(2.0 * math.pi) + log_volume
-        log_evidence += 0.0 if widths is None else float(np.sum(np.log(widths.mean(axis=0))))
+    if nearly_normal is not None:
+        log_weights = fits.objective[chosen] + design.log_volumes
+        log_evidence = float(logsumexp(log_weights)) - math.log(len(chosen)) + log_volume
+        error = math.sqrt((1.0 / effective_share(log_weights) - 1.0) / len(chosen))
         weights = np.full(len(chosen), 1.0 / len(chosen))
     elif followed is not None:
         log_evidence = float(fits.objective[0]) + followed.log_integral + log_volume
-        weights = followed.weights
+        error, weights = followed.error, followed.weights
         with np.errstate(divide="ignore"):
             design = design._replace(log_volumes=np.log(weights) - fits.objective[chosen])
     else:
@@ -267,7 +257,8 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         around=around,
         followed=followed,
         spread=spread,
-        widths=widths,
+        nearly_normal=nearly_normal,
+        error=error,
     )
 
 

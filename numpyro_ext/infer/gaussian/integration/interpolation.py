@@ -74,4 +74,5 @@ def interpolated(
         hyper = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *hypers)
     else:
         hyper = jax.tree.map(np.asarray, around.programs.constrained(to_device(values), around.space.fixed))
-    return PointFit(objective, log_evidence, state, np.ones(len(points), bool), hyper, None)  # type: ignore[arg-type]
+    gradient, converged = np.full_like(values, np.nan), np.ones(len(points), bool)
+    return PointFit(objective, gradient, log_evidence, state, converged, hyper, None)  # type: ignore[arg-type]

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from scipy.special import ndtri
 
-from ...hyper.design import split_normal
+from ...hyper.design import normal_points, split_normal
+from ...hyper.skewed_normal import SkewedNormal
 from ..fitting.point_fit import PointFit
 from .exploration import FEW_DIGITS, Exploration, without_false_peaks
 from .interpolation import interpolated
@@ -80,8 +81,9 @@ def scatter(
     :param Surroundings around: the mode.
     :param Exploration found: the design around it.
     :param generator: of where the sequence starts.
-    :param str design: its name; the density of ``"normal"`` ones is taken as it says: there are no weights.
-    :param int num_points: points where a lattice tells the field between them, so that they need no fits.
+    :param str design: its name.
+    :param int num_points: points where a lattice tells the field between them, so that they need no fits, and of a
+        nearly normal density.
     """
     around = around if found.around is None else found.around
     size = around.size
@@ -90,14 +92,28 @@ def scatter(
         followed = found.followed
         is_held = followed.share >= _LEAST_EFFECTIVE
         return Scatter(followed.spread_weights, -followed.log_proposal, found.spread) if is_held else Scatter.of(found)
+    if found.nearly_normal is not None:
+        return _nearly_normal(around, found, found.nearly_normal, generator, num_points)
     uniforms = _even(NUM_POINTS, size, generator)
     finer = uniforms if num_points <= NUM_POINTS else _between(uniforms, num_points, generator)
-    widths = _WIDENING * _widths(found) if found.widths is None else found.widths
+    widths = _WIDENING * _widths(found)
     units = widths.mean(axis=0)
     drawn = _drawn(around, found, partial(split_normal, widths=widths), uniforms, finer, units, design)
     if drawn is None and design == "grid" and size > 1:
         drawn = _drawn(around, found, partial(_from_rows, found), uniforms, finer, units, design)
     return Scatter.of(found) if drawn is None else drawn
+
+
+def _nearly_normal(
+    around: Surroundings, found: Exploration, density: SkewedNormal, generator: np.random.Generator, num_points: int
+) -> Scatter:
+    """Fits at draws of a nearly normal density, which is taken as it is: there are no weights."""
+    points, log_volumes = density.design(normal_points(around.size, num_points, generator).points)
+    squares = np.sum(found.points**2, axis=1) - 2.0 * points @ found.points.T
+    states = jax.tree.map(lambda leaf: leaf[np.argmin(squares, axis=1)], found.fits.state)
+    fits = around.fits(points, states, tol=FEW_DIGITS, with_marginals=False, task="Draws")
+    is_finite = np.isfinite(fits.objective)
+    return Scatter(is_finite / is_finite.sum(), log_volumes, fits) if is_finite.any() else Scatter.of(found)
 
 
 def _drawn(
@@ -130,8 +146,7 @@ def _drawn(
         points, log_volumes = between, volumes_between
     fits = without_false_peaks(fits, np.max(found.fits.objective))
     is_finite = np.isfinite(fits.objective)
-    log_weights = np.zeros(len(points)) if design == "normal" else fits.objective + log_volumes
-    log_weights = np.where(is_finite, log_weights, -np.inf)
+    log_weights = np.where(is_finite, fits.objective + log_volumes, -np.inf)
     if not is_finite.any():
         return None
     weights = np.exp(log_weights - np.max(log_weights))

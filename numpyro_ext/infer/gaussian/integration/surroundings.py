@@ -99,6 +99,7 @@ class Surroundings(NamedTuple):
         tol: float = _TOL,
         *,
         with_marginals: bool = True,
+        with_gradient: bool = False,
         task: str = "Integration",
         known: KnownPoints | None = None,
     ) -> PointFit:
@@ -107,10 +108,16 @@ class Surroundings(NamedTuple):
         :param states: where the fits start, stacked; by default where the mode was left.
         :param float tol: of the fits.
         :param bool with_marginals: false for zeros in their place.
+        :param bool with_gradient: whether gradients are asked for, which :meth:`slopes` has in these coordinates.
         :param str task: what the progress bar calls it.
         :param KnownPoints known: if given, fits start from what it predicts, and are noted in it.
         """
-        return self._fits(self.place(points), states, tol, with_marginals, task, points, known)
+        return self._fits(self.place(points), states, tol, with_marginals, task, points, known, with_gradient)
+
+    def slopes(self, fits: PointFit) -> np.ndarray:
+        """Gradients of the log density at points in these coordinates, shape ``(n, k)``."""
+        found: np.ndarray = np.asarray(fits.gradient)[:, self.space.integrable] @ self.factor
+        return found
 
     def fits_of(
         self,
@@ -133,6 +140,7 @@ class Surroundings(NamedTuple):
         task: str,
         points: np.ndarray | None = None,
         known: KnownPoints | None = None,
+        with_gradient: bool = False,
     ) -> PointFit:
         last = self.fit.last_state
         tolerance = np.asarray(max(tol, self.programs.tol), values.dtype)
@@ -158,6 +166,7 @@ class Surroundings(NamedTuple):
                     begun,
                     tolerance,
                     with_marginals,
+                    with_gradient,
                     marginals_fn=self.marginals_fn,
                 )
                 found = jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[:number], found)
