@@ -26,7 +26,7 @@ from .design import PROBE, Design, normal_points
 __all__ = ["NUM_NORMAL_POINTS", "SkewedNormal", "skewed_normal"]
 
 NUM_NORMAL_POINTS = 64
-"""Points of a density from which its misfit is told, and of answers."""
+"""Points of a density, of answers, and at least so many from which its misfit is told."""
 
 _LARGEST_BEND, _LARGEST_CROSS = 1.0, 0.3
 """Bends of an axis by itself and by another one at most: beyond, derivatives at the mode tell nothing of a density."""
@@ -138,8 +138,8 @@ class SkewedNormal(NamedTuple):
 def skewed_normal(slopes: Callable[[np.ndarray], np.ndarray], size: int) -> SkewedNormal:
     """Find the density of skewed normal variables with the gradients of a log density.
 
-    Cost: two gradients for each axis and 64 or 128 more; of more than 64 axes 64 where a normal density fits, and of
-    more than 128 none for axes.
+    Cost: two gradients for each axis, and once or twice 64 to 128 more; of more than 64 axes there are none for axes
+    where a normal density fits, nor of more than 128.
 
     :param slopes: gradients of the log density at points of shape ``(n, d)``, in coordinates in which the density is
         about ``N(0, I)`` around its mode.
@@ -150,7 +150,7 @@ def skewed_normal(slopes: Callable[[np.ndarray], np.ndarray], size: int) -> Skew
     >>> print(z.mean().round(2), z.std().round(2))  # exact: -0.26 and 1.07
     -0.25 1.07
     """
-    normal = normal_points(size, NUM_NORMAL_POINTS).points
+    normal = normal_points(size, max(NUM_NORMAL_POINTS, 2 * min(size, _FEW))).points  # exact covariances, of up to 64
     found, is_bent = SkewedNormal.plain(size), False
 
     def bent() -> SkewedNormal:
