@@ -11,13 +11,12 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.infer import Predictive
 from numpyro.infer.reparam import LocScaleReparam
-from scipy.special import digamma, logsumexp, ndtr, polygamma
+from scipy.special import logsumexp
 from scipy.stats import halfnorm, multivariate_normal, norm
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate
 from numpyro_ext.infer.gaussian.integration import exploration
 from numpyro_ext.infer.gaussian.integration.interpolation import interpolated
-from numpyro_ext.infer.hyper import design
 from numpyro_ext.structure import ModelStructureError
 from tests.readings import with_fit_costs
 from tests.tiers import thorough
@@ -139,18 +138,6 @@ def test_between_the_points_of_a_lattice_states_are_those_of_fits(engine):
     moved = effect._replace(mean=effect.mean + 0.05 * np.sign(found.points) * np.sqrt(effect.variance))
     moved = found._replace(fits=found.fits._replace(marginals={**found.fits.marginals, "effect": moved}))
     assert interpolated(around, moved, points, states) is None
-
-
-def test_a_width_for_each_side_finds_the_mean_of_skewed_densities():
-    """Logarithms of gamma variables, whose means and standard deviations are known."""
-    shape = np.array([2.0, 5.0, 20.0])
-    steps = design.PROBE * np.array([[1.0], [-1.0]]) / np.sqrt(shape)
-    falls = shape * (np.exp(steps) - 1.0 - steps)
-    uniforms = ndtr(design.normal_points(3, 64).points)
-    found = design.split_normal(uniforms, design.side_widths(falls)).points.mean(0) / np.sqrt(shape)
-    expected, sd = digamma(shape) - np.log(shape), np.sqrt(polygamma(1, shape))
-    assert np.all(np.abs(found - expected) < 0.4 * np.abs(expected))  # from the mode, where a normal density has it
-    assert np.all(np.abs(found - expected) < 0.15 * sd)
 
 
 @pytest.mark.parametrize("integrate, tolerance", [("ccd", 0.01), ("normal", 0.02)])

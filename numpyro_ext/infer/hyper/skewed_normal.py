@@ -111,8 +111,10 @@ class SkewedNormal(NamedTuple):
 
     def _bent(self, normal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Each axis bent by itself, and the derivative."""
-        bend = np.where(np.abs(self.bend) < _LEAST_BEND, _LEAST_BEND, self.bend)
-        return np.expm1(bend * normal) / bend, np.exp(bend * normal)
+        is_bent = np.abs(self.bend) > _LEAST_BEND
+        bend = np.where(is_bent, self.bend, 1.0)
+        bent, slope = np.expm1(bend * normal) / bend, np.exp(bend * normal)
+        return np.where(is_bent, bent, normal), np.where(is_bent, slope, 1.0)
 
     def misfit(self, points: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """By how much each axis is to be shifted, and stretched around its mean.
