@@ -100,8 +100,8 @@ def main() -> None:
         "# Posterior of items with priors beside NUTS",
         "",
         f"Two-parameter logistic items with priors; NUTS over the items alone, people summed out on {len(_NODES)} "
-        f"nodes, {_NUM_CHAINS} chains of {_NUM_SAMPLES} draws. Differences of means in posterior standard deviations, and "
-        "relative ones of these, over items: the largest and the root mean square. The standard error of a mean of "
+        f"nodes, {_NUM_CHAINS} chains of {_NUM_SAMPLES} draws. Differences of means in posterior standard deviations, "
+        "and relative ones of these, over items: the largest and the root mean square. The standard error of a mean of "
         "NUTS is that of the item with the fewest effective draws; that of a standard deviation is 0.7 times as "
         "large. CPU-seconds of both with compilation; the engine's are those until means and deviations are known.",
         "",

@@ -10,6 +10,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS
 from scipy.integrate import quad
 from scipy.special import logsumexp
 from scipy.stats import norm, poisson
@@ -19,6 +21,7 @@ from numpyro_ext.infer.gaussian.algorithms.shared_columns import SharedColumns
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError
 from tests.compilations import compiled_programs
+from tests.monte_carlo import NUM_ERRORS
 
 _NUM_PEOPLE, _NUM_ITEMS = 12, 4
 
@@ -305,6 +308,56 @@ def test_quantiles_over_hyperparameters_are_those_of_the_density():
         assert np.all(np.abs(np.interp(asked, grid, below) - _PROBABILITIES) < 4.5 * error + 3e-3)
         at = engine.posterior["root"].cdf(np.zeros(3))[k]
         assert abs(at - np.interp(0.0, grid, below)) < 0.04
+
+
+@pytest.mark.thorough
+def test_more_than_twenty_parameters_of_items_are_those_of_nuts():
+    """Few people, so that the density of the items is skewed; NUTS sees the items alone, people summed out."""
+    generator, nodes = np.random.default_rng(3), np.linspace(-7.0, 7.0, 57)
+    slope, intercept, trait = (
+        np.exp(0.5 * generator.normal(size=11)),
+        generator.normal(size=11),
+        generator.normal(size=60),
+    )
+    y = (generator.random((60, 11)) < 1.0 / (1.0 + np.exp(-slope * trait[:, None] - intercept))).astype(int)
+
+    def items(y=None):
+        with numpyro.plate("items", 11):
+            a = numpyro.sample("discrimination", dist.LogNormal(0, 0.5))
+            d = numpyro.sample("intercept", dist.Normal(0, 3))
+        return a, d
+
+    def with_people(y):
+        a, d = items()
+        with numpyro.plate("people", len(y)):
+            trait = numpyro.sample("trait", dist.Normal(0, 1))
+        numpyro.sample("response", dist.Bernoulli(logits=a * trait[:, None] + d), obs=y)
+
+    def summed(y):
+        a, d = items()
+        logits = a[:, None] * nodes + d[:, None]
+        joint = y @ logits - jnp.sum(jax.nn.softplus(logits), axis=0) - 0.5 * nodes**2
+        numpyro.factor("people", jnp.sum(jax.nn.logsumexp(joint, axis=1)))
+
+    sampler = MCMC(
+        NUTS(summed), num_warmup=300, num_samples=600, num_chains=4, chain_method="vectorized", progress_bar=False
+    )
+    sampler.run(jax.random.key(0), y)
+    engine = AdaptiveQuadrature(with_people, progress_bar=False)
+    engine.run(jax.random.key(0), y)
+    draws = engine.get_samples()
+    for name, chains in sampler.get_samples(group_by_chain=True).items():
+        expected, sd = np.mean(chains, axis=(0, 1)), np.std(chains, axis=(0, 1))
+        error = 1.0 / np.sqrt(effective_sample_size(np.asarray(chains)))
+        found = engine.hyper[name]
+        assert np.all(np.abs(found.mean - expected) < (0.06 + NUM_ERRORS * error) * sd)
+        assert np.all(np.abs(found.sd / sd - 1.0) < 0.08 + NUM_ERRORS * error / np.sqrt(2.0))
+        # one posterior, one answer: draws are at 256 points
+        assert np.all(np.abs(draws[name].mean(0) - found.mean) < NUM_ERRORS / 16.0 * found.sd)
+        np.testing.assert_allclose(draws[name].std(0), found.sd, rtol=NUM_ERRORS / np.sqrt(512.0))
+        np.testing.assert_allclose(engine.posterior[name].mean, found.mean)
+    trait = engine.posterior["trait"]
+    assert np.all(np.abs(draws["trait"].mean(0) - trait.mean) < NUM_ERRORS / np.sqrt(1000.0) * trait.sd)
 
 
 def test_people_are_the_field_also_where_they_are_fewer_than_items():
