@@ -16,8 +16,21 @@ import jax
 
 from .compilation import Compiled
 
-__all__ = ["ResultsTable", "Row", "Target", "at_least", "at_most", "run_environment", "table_head", "write_report"]
+__all__ = [
+    "SCOREBOARD",
+    "ResultsTable",
+    "Row",
+    "Target",
+    "at_least",
+    "at_most",
+    "keep_on_scoreboard",
+    "run_environment",
+    "table_head",
+    "write_report",
+]
 
+SCOREBOARD = Path(__file__).parent / "results" / "scoreboard.json"
+"""All that ``docs/scoreboard.md`` is made from."""
 _PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numpyro", "statsmodels", "scikit-image")
 
 
@@ -204,6 +217,18 @@ def write_report(
         path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
     print(path)
     return path
+
+
+def keep_on_scoreboard(section: str, name: str, entry: Mapping[str, Any]) -> None:
+    """Write one entry into the results of the scoreboard, which are read anew: another process may write too.
+
+    :param section: of the file, whose environment is renewed.
+    :param name: of the entry in it.
+    """
+    results = json.loads(SCOREBOARD.read_text())
+    results.setdefault(section, {})[name] = entry
+    results[f"{section}_environment"] = run_environment()
+    SCOREBOARD.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 def table_head(heads: str) -> list[str]:

@@ -7,6 +7,7 @@ Every fit is one entry of ``results/scoreboard.json``, written as it ends, so th
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 import warnings
@@ -22,11 +23,12 @@ import numpyro_ext.infer as engines
 from numpyro_ext import keep_compiled_programs
 
 from .posteriordb_models import POSTERIORS, reference_moments
-from .results_table import run_environment
+from .results_table import SCOREBOARD as RESULTS
+from .results_table import keep_on_scoreboard
+from .simulations_table import section_of
 
 __all__ = ["DOCUMENT", "RESULTS", "measure", "page_of"]
 
-RESULTS = Path(__file__).parent / "results" / "scoreboard.json"
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "scoreboard.md"
 ENGINES = {"EP": "EP", "Laplace": "LaplaceApproximation", "INLA": "INLA", "VG": "VariationalGaussian"}
 LARGEST_GAP, LARGEST_RATIO = 0.1, 1.1
@@ -130,7 +132,7 @@ def page_of(results: Mapping[str, Any]) -> str:
         [name, *(_cell(fits.get(name, {}).get(engine)) for engine in ENGINES), winner(fits.get(name, {}))]
         for name in POSTERIORS
     ]
-    environment = ", ".join(f"{key} {value}" for key, value in results["environment"].items())
+    environment = ", ".join(f"{key} {value}" for key, value in results["posteriors_environment"].items())
     return f"""# Scoreboard: posteriors of posteriordb
 
 [posteriordb](https://github.com/stan-dev/posteriordb) has reference draws of 46 posteriors, of which
@@ -169,7 +171,7 @@ Not run: {", ".join(missing) or "none"}. Not in the table, as they have no Gauss
 `hmm_drive_0`, `hmm_drive_1`, `lotka_volterra`, `low_dim_gauss_mix` and `one_comp_mm_elim_abs`.
 
 Measured by `make scoreboard`: {environment}.
-"""
+{section_of(results.get("simulations", {}), results.get("simulations_environment", {}))}"""
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -241,20 +243,17 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write the page, and measure nothing")
     arguments = parser.parse_args()
     numpyro.enable_x64()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"posteriors": {}}
     if not arguments.page:
         keep_compiled_programs(False)
         reference = reference_moments()
-        for engine in arguments.engines:
-            for name in arguments.only:
-                if engine in results["posteriors"].setdefault(name, {}):
-                    continue
-                entry = results["posteriors"][name][engine] = measure(name, engine, reference[name])
+        for engine, name in itertools.product(arguments.engines, arguments.only):
+            known = json.loads(RESULTS.read_text())["posteriors"].get(name, {})
+            if engine not in known:
+                entry = measure(name, engine, reference[name])
                 print(name, engine, entry, flush=True)
-                results["environment"] = run_environment()
-                RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+                keep_on_scoreboard("posteriors", name, known | {engine: entry})
                 jax.clear_caches()
-    DOCUMENT.write_text(page_of(results))
+    DOCUMENT.write_text(page_of(json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":

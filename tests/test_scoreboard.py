@@ -29,7 +29,7 @@ def test_losses_are_listed_with_their_reasons():
         },
         third: {"EP": entry(converged=False, messages=["It stopped early."])},
     }
-    page = scoreboard.page_of({"posteriors": fits, "environment": {"date": "today"}})
+    page = scoreboard.page_of({"posteriors": fits, "posteriors_environment": {"date": "today"}})
     losses = page.split("## Losses")[1]
     assert f"- **{first}**, Laplace: mean of `mu` -0.30 sd" in losses and f"**{first}**, EP" not in losses
     assert "times 0.50. **Not told.**" in losses and "refused. Error: no such form" in losses
