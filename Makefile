@@ -102,7 +102,9 @@ else
 	@echo "benchmarks/ holds no benchmark: nothing to run"
 endif
 
-scoreboard: $(VENV)/.test ## engines beside the reference draws of posteriordb: measures what is missing, writes docs/scoreboard.md
+scoreboard: $(VENV)/.test ## engines beside reference draws and known truth: measures what is missing, writes docs/scoreboard.md
+	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.simulations_table
+	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.park_table
 	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.scoreboard
 
 clean: ## remove the environments and caches

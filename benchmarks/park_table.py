@@ -1,8 +1,8 @@
 """Engines and NUTS on "No vehicles in the park", 51,953 answers of 2,409 people: a section of the scoreboard.
 
-``python -m benchmarks.park_table`` measures what ``results/scoreboard.json`` lacks and writes it there; names of engines
-after it measure these alone. :mod:`benchmarks.scoreboard` makes the page. The data are not part of the project:
-``NUMPYRO_EXT_DATA`` names their folder.
+``python -m benchmarks.park_table`` measures what ``results/scoreboard.json`` lacks and writes it there; names of
+engines after it measure these alone. :mod:`benchmarks.scoreboard` makes the page. The data are not part of the
+project: ``NUMPYRO_EXT_DATA`` names their folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -151,12 +150,12 @@ def park_section(entries: Mapping[str, Entry], environment: Mapping[str, str]) -
     return f"""
 ## No vehicles in the park
 
-51,953 answers of 2,409 people to 27 questions, whether a rule is broken
-([Gelman and Vehtari, Bayesian Workflow](https://github.com/avehtari/Bayesian-Workflow)): a logistic model with traits of
-people (male, white, both) and effects of people and of questions, `benchmarks/park_table.py`. The judge is NUTS on the
-same function: {NUM_WARMUP} + {NUM_SAMPLES} steps of one chain, {nuts["steps"]} gradients after warm-up,
-{nuts["divergences"]} divergences, {nuts["first"]:.0f} CPU-seconds, smallest effective sample size {smallest:.0f}. A cell
-has the gap of means where it is largest in a site, in standard deviations of NUTS, and the ratio of standard deviations
+51,953 answers of 2,409 people to 27 questions, whether a rule is broken (Gelman and Vehtari,
+[Bayesian Workflow](https://github.com/avehtari/Bayesian-Workflow)): a logistic model with traits of people (male,
+white, both) and effects of people and of questions, `benchmarks/park_table.py`. The judge is NUTS on the same function:
+{NUM_WARMUP} + {NUM_SAMPLES} steps of one chain, {nuts["steps"]} gradients after warm-up, {nuts["divergences"]}
+divergences, {nuts["first"]:.0f} CPU-seconds with compilation, smallest effective sample size {smallest:.0f}. A cell has
+the gap of means where it is largest in a site, in standard deviations of NUTS, and the ratio of standard deviations
 that is farthest from one; in brackets the Monte Carlo errors there. For people it is the root mean square of gaps, and
 what the errors of NUTS alone would make it.
 

@@ -22,10 +22,11 @@ import numpyro
 import numpyro_ext.infer as engines
 from numpyro_ext import keep_compiled_programs
 
+from .park_table import park_section
 from .posteriordb_models import POSTERIORS, reference_moments
 from .results_table import SCOREBOARD as RESULTS
 from .results_table import keep_on_scoreboard
-from .simulations_table import section_of
+from .simulations_table import simulations_section
 
 __all__ = ["DOCUMENT", "RESULTS", "measure", "page_of"]
 
@@ -171,7 +172,8 @@ Not run: {", ".join(missing) or "none"}. Not in the table, as they have no Gauss
 `hmm_drive_0`, `hmm_drive_1`, `lotka_volterra`, `low_dim_gauss_mix` and `one_comp_mm_elim_abs`.
 
 Measured by `make scoreboard`: {environment}.
-{section_of(results.get("simulations", {}), results.get("simulations_environment", {}))}"""
+{simulations_section(results.get("simulations", {}), results.get("simulations_environment", {}))}\
+{park_section(results.get("park", {}), results.get("park_environment", {}))}"""
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,7 +1,8 @@
 """EP on simulated grouped data whose truth is known, by ``run_many``: a section of the scoreboard.
 
 ``python -m benchmarks.simulations_table`` fits the cells that ``results/scoreboard.json`` lacks and writes them there
-as each ends; names of families after it fit these alone. :mod:`benchmarks.scoreboard` makes the page.
+as each ends; words after it fit the cells alone whose names have one of them. :mod:`benchmarks.scoreboard` makes the
+page.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from numpyro_ext.infer import EP
 
 from .results_table import SCOREBOARD, keep_on_scoreboard, table_head
 
-__all__ = ["CELLS", "Cell", "Deviations", "measure", "section_of"]
+__all__ = ["CELLS", "Cell", "Deviations", "measure", "simulations_section"]
 
 NUM_SETS, CPU_SECONDS, SETS_OF_A_CALL = 100, 20.0, 10
 """Data sets of a cell at most; seconds of its fits after which no more are begun; data sets of one ``run_many``."""
@@ -179,7 +180,7 @@ def measure(cell: Cell, num_sets: int = NUM_SETS, cpu_seconds: float = CPU_SECON
     }
 
 
-def section_of(entries: Mapping[str, Entry], environment: Mapping[str, str]) -> str:
+def simulations_section(entries: Mapping[str, Entry], environment: Mapping[str, str]) -> str:
     """Section of the page; nothing if no cell is measured."""
     found = {cell: entries[cell.name] for cell in CELLS if cell.name in entries}
     if not found:
@@ -247,7 +248,7 @@ def _pooled(found: Mapping[Cell, Entry], names: Sequence[str]) -> str:
         if having:
             number = sum(entry["sets"] for entry in having)
             share = sum(entry["covered"][name] for entry in having) / number
-            said.append(f"{name} {_percent(share)} ({_percent(np.sqrt(share * (1.0 - share) / number), 1)})")
+            said.append(f"{name} {_percent(share, 1)} ({_percent(np.sqrt(share * (1.0 - share) / number), 1)})")
     return ", ".join(said)
 
 
@@ -270,13 +271,13 @@ def _losses(found: Mapping[Cell, Entry]) -> Iterator[str]:
             yield f"- {cell.name}: {', '.join(said)}."
 
 
-def main(families: Sequence[str]) -> None:
+def main(words: Sequence[str]) -> None:
     """Fit the cells that the results lack, and write each as it ends."""
     numpyro.enable_x64()
     keep_compiled_programs(False)
     for cell in CELLS:
         is_known = cell.name in json.loads(SCOREBOARD.read_text()).get("simulations", {})
-        if not is_known and (not families or cell.family in families):
+        if not is_known and (not words or any(word in cell.name for word in words)):
             entry = measure(cell)
             print(cell.name, entry, flush=True)
             keep_on_scoreboard("simulations", cell.name, entry)

@@ -320,24 +320,64 @@ def test_nuts_on_the_reparameterised_model_gives_the_sites(groups):
     assert by_chain["rate"].shape == (1, 100, 3)
 
 
+@pytest.mark.thorough
+def test_draws_go_on_in_parts(groups):
+    exact = groups.sample_exactly(random.key(4), 200, num_chains=2)
+    first, said = exact.get_samples(), exact.agreement
+    exact.post_warmup_state = exact.last_state
+    exact.run(exact.last_state.rng_key, COUNTS)
+    second = exact.get_samples()
+    assert second["rate"].shape == (400, 3)
+    assert not np.isin(np.ravel(second["rate"]), np.ravel(first["rate"])).any()
+    assert exact.agreement["rate"].gap != said["rate"].gap
+
+
 def grouped_counts(counts):
     scale, level = numpyro.sample("scale", dist.HalfNormal(1.0)), numpyro.sample("level", dist.Normal(0.0, 1.0))
     rate = numpyro.sample("rate", dist.Normal(level, scale).expand([3]).to_event(1))
-    numpyro.sample("counts", dist.Poisson(jnp.exp(rate[GROUP])), obs=counts)
+    numpyro.sample("y", dist.Poisson(jnp.exp(rate[GROUP])), obs=counts)
+
+
+def crossed_answers(answers):
+    """Answers of four people to three questions, yes or no."""
+    of_people = numpyro.sample("of_people", dist.HalfNormal(1.0))
+    person = numpyro.sample("person", dist.Normal(0.0, of_people).expand([4]).to_event(1))
+    question = numpyro.sample("question", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=person[:, None] + question).to_event(2), obs=answers)
+
+
+def walk_of_counts(counts):
+    scale = numpyro.sample("scale", dist.HalfNormal(0.5))
+    walk = numpyro.sample("walk", dist.GaussianRandomWalk(scale, num_steps=8))
+    numpyro.sample("y", dist.Poisson(jnp.exp(walk)).to_event(1), obs=counts)
+
+
+def noisy_process(y):
+    return process(jnp.linspace(0.0, 2.0, 5), y)
+
+
+SIMULATED = {
+    "groups": (grouped_counts, COUNTS),
+    "crossed": (crossed_answers, np.array([[0, 1, 1], [1, 1, 1], [0, 0, 1], [0, 1, 0]])),
+    "walk": (walk_of_counts, np.array([0, 2, 1, 3, 5, 4, 6, 2])),
+    "process": (noisy_process, jnp.sin(jnp.arange(5.0))),
+}
 
 
 @pytest.mark.slow
-def test_ranks_of_true_values_are_even(num_simulations=100, num_draws=99):
+@pytest.mark.parametrize("name", SIMULATED)
+def test_ranks_of_true_values_are_even(name, num_simulations=100, num_draws=99):
     # Draws in the coordinates of one fit are exact at any data of these shapes: one program for all data sets.
-    reparam = PosteriorReparam(fitted(grouped_counts, COUNTS))
+    model, observed = SIMULATED[name]
+    reparam = PosteriorReparam(fitted(model, observed))
     names = reparam.coordinates.names
-    simulated = Predictive(grouped_counts, num_samples=num_simulations)(random.key(7), None)
-    kernel = NUTS(reparam.reparam(grouped_counts), init_strategy=init_to_sample)
+    simulated = Predictive(model, num_samples=num_simulations)(random.key(7), None)
+    kernel = NUTS(reparam.reparam(model), init_strategy=init_to_sample)
     options = {"num_warmup": 200, "num_samples": 4 * num_draws, "thinning": 4}
     mcmc = MCMC(kernel, jit_model_args=True, progress_bar=False, **options)
     ranks = []
     for i in range(num_simulations):
-        mcmc.run(random.key(i), simulated["counts"][i])
+        mcmc.run(random.key(i), simulated["y"][i])
         draws = mcmc.get_samples()
         ranks.append(np.concatenate([np.ravel((draws[n] < simulated[n][i]).sum(0)) for n in names]))
     by_quantity = np.stack(ranks, 1)

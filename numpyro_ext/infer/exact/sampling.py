@@ -44,6 +44,11 @@ class ExactSamples(MCMC):
         super().__init__(kernel, **options)
         self._posterior, self._reparam = engine.posterior, reparam
 
+    def run(self, *args: Any, **options: Any) -> None:
+        """Draw, also on from ``post_warmup_state``, as ``MCMC`` does; what was said of other draws is forgotten."""
+        vars(self).pop("agreement", None)
+        super().run(*args, **options)
+
     def get_samples(self, group_by_chain: bool = False) -> dict[str, Array]:
         """Draws of the latent and deterministic sites of the model, as of ``MCMC``."""
         found: dict[str, Array] = super().get_samples(group_by_chain)
