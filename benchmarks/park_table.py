@@ -161,7 +161,9 @@ what the errors of NUTS alone would make it.
 
 {chr(10).join([*table_head(heads), *rows])}
 
-Losses, beyond three Monte Carlo errors and 0.1 sd or 10 %:
+### Losses in the park
+
+These are off by more than three Monte Carlo errors and 0.1 sd or 10 %:
 
 {chr(10).join(lost) or "None."}
 

@@ -1,4 +1,4 @@
-"""Engines beside the reference draws of posteriordb: ``make scoreboard`` measures what is missing and writes the page.
+"""Engines beside the reference draws of posteriordb, and the page of all scores: ``make scoreboard``.
 
 Every fit is one entry of ``results/scoreboard.json``, written as it ends, so that a run that was stopped goes on.
 ``docs/scoreboard.md`` is made from that file alone; ``--page`` does no more than that.
@@ -134,7 +134,11 @@ def page_of(results: Mapping[str, Any]) -> str:
         for name in POSTERIORS
     ]
     environment = ", ".join(f"{key} {value}" for key, value in results["posteriors_environment"].items())
-    return f"""# Scoreboard: posteriors of posteriordb
+    return f"""# Scoreboard
+
+Engines beside reference draws, beside the truth of simulated data, and beside NUTS. Every loss stands in a list.
+
+## Posteriors of posteriordb
 
 [posteriordb](https://github.com/stan-dev/posteriordb) has reference draws of 46 posteriors, of which
 {len(POSTERIORS)} have a Gaussian part given their other parameters. They are written as NumPyro functions from their
@@ -151,14 +155,14 @@ are linear regressions with normal noise, in which the engines differ in how the
 Seconds are medians. A median gap of at most {_TARGET_MEDIAN} sd and a largest of at most {_TARGET_LARGEST} sd are asked
 for. {_verdicts(fits)}
 
-## All posteriors
+### All posteriors
 
 {_table(["posterior", *ENGINES, "won"], rows)}
 
 The winner is nearest to the reference; of engines within {_TIE} of the nearest, the one whose next run is fastest. Bold
 is lost.
 
-## Losses
+### Losses
 
 A fit is lost where it is refused, has not converged, has a mean off by more than {LARGEST_GAP} sd, or a standard
 deviation off by more than a factor of {LARGEST_RATIO}. These are {len(lost)} of {sum(number.values())} fits. Of the

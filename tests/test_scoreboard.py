@@ -33,7 +33,7 @@ def test_losses_are_listed_with_their_reasons():
         third: {"EP": entry(converged=False, messages=["It stopped early."])},
     }
     page = scoreboard.page_of({"posteriors": fits, "posteriors_environment": {"date": "today"}})
-    losses = page.split("## Losses")[1]
+    losses = page.split("### Losses")[1]
     assert f"- **{first}**, Laplace: mean of `mu` -0.30 sd" in losses and f"**{first}**, EP" not in losses
     assert "times 0.50. **Not told.**" in losses and "refused. Error: no such form" in losses
     assert "“It stopped early.”" in losses
@@ -113,7 +113,7 @@ def test_gaps_of_the_park_are_told_beside_the_errors_of_nuts():
     poor = own | {"mean": blank | {"effects": [0.2, -0.25]}, "sd": nuts["sd"] | {"level": [1.0, 0.5]}}
     page = park_table.park_section({"NUTS": nuts, "EP": own | {"mean": blank, "sd": nuts["sd"]}, "VG": poor}, {})
     assert "| -0.25 (0.10); 1.00 (0.05) |" in page
-    losses = page.split("Losses, beyond")[1]
+    losses = page.split("### Losses")[1]
     assert "- VG, `effects`: 1 of 2 means off, the farthest by -0.25 sd." in losses
     assert "- VG, `level`: 1 of 2 standard deviations off, the farthest times 0.50." in losses
     assert "- EP" not in losses and "Not run: Laplace, INLA." in losses
