@@ -46,7 +46,7 @@ class ExactSamples(MCMC):
 
     def run(self, *args: Any, **options: Any) -> None:
         """Draw, also on from ``post_warmup_state``, as ``MCMC`` does; what was said of other draws is forgotten."""
-        vars(self).pop("agreement", None)
+        self.__dict__.pop("agreement", None)
         super().run(*args, **options)
 
     def get_samples(self, group_by_chain: bool = False) -> dict[str, Array]:
