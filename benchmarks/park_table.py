@@ -35,6 +35,8 @@ __all__ = ["measure", "park_section", "rule"]
 ENGINES = {"EP": "EP", "Laplace": "LaplaceApproximation", "VG": "VariationalGaussian", "INLA": "INLA"}
 SITES = ("level", "effects", "of_people", "of_questions", "questions", "people")
 NUM_WARMUP, NUM_SAMPLES = 400, 800
+PEOPLE_KEPT = 200
+"""Of people, whose moments stand in the results."""
 Entry = dict[str, Any]
 
 
@@ -108,7 +110,11 @@ def _nuts() -> Entry:
 
 def measure(name: str) -> Entry:
     """Moments by site of one engine, or of NUTS, and its CPU-seconds."""
-    return _nuts() if name == "NUTS" else _engine(name)
+    entry = _nuts() if name == "NUTS" else _engine(name)
+    for found in entry.values():
+        if isinstance(found, dict):
+            found["people"] = found["people"][:PEOPLE_KEPT]
+    return entry
 
 
 def _cell(entry: Entry, nuts: Entry, site: str) -> str:
@@ -156,8 +162,8 @@ white, both) and effects of people and of questions, `benchmarks/park_table.py`.
 {NUM_WARMUP} + {NUM_SAMPLES} steps of one chain, {nuts["steps"]} gradients after warm-up, {nuts["divergences"]}
 divergences, {nuts["first"]:.0f} CPU-seconds with compilation, smallest effective sample size {smallest:.0f}. A cell has
 the gap of means where it is largest in a site, in standard deviations of NUTS, and the ratio of standard deviations
-that is farthest from one; in brackets the Monte Carlo errors there. For people it is the root mean square of gaps, and
-what the errors of NUTS alone would make it.
+that is farthest from one; in brackets the Monte Carlo errors there. For the first {PEOPLE_KEPT} people it is
+the root mean square of gaps, and what the errors of NUTS alone would make it.
 
 {chr(10).join([*table_head(heads), *rows])}
 
@@ -196,7 +202,7 @@ def main(names: Sequence[str]) -> None:
     for name in names or [*ENGINES, "NUTS"]:
         if name not in json.loads(SCOREBOARD.read_text()).get("park", {}):
             entry = measure(name)
-            print(name, {key: entry[key] for key in entry if key not in ("mean", "sd")}, flush=True)
+            print(name, {key: entry[key] for key in entry if not isinstance(entry[key], dict)}, flush=True)
             keep_on_scoreboard("park", name, entry)
             jax.clear_caches()
 
