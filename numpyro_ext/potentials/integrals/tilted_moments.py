@@ -19,7 +19,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..moments import LogFactor, TiltedMoments
-from .even_nodes import NUM_NODES, even_nodes, few_nodes
+from .even_nodes import NUM_NODES, even_nodes, few_nodes, mode_and_width
 from .tilted_site import with_site
 from .tilted_window import Cavity, Piece, Segments, log_concave_mode, segments, two_pieces
 
@@ -233,7 +233,13 @@ def on_few_nodes(
     """Moments by values of the factor at few nodes, and where they can be trusted."""
     origin = jax.lax.stop_gradient(mean)
     away = mean - origin
-    found = few_nodes(lambda x: power * potential.log_density(origin + x), away, variance, only_log_z=only_log_z)
+    frozen, fixed_variance, fixed_power = jax.lax.stop_gradient((potential, variance, power))
+    center, scale = mode_and_width(lambda x: fixed_power * frozen.log_density(origin + x), fixed_variance)
+
+    def log_factor(x: Array) -> Array:
+        return power * potential.log_density(origin + x)
+
+    found = few_nodes(log_factor, away, variance, center, scale, only_log_z=only_log_z)
     shift = found.mean - away
     log_z = found.log_total - 0.5 * (_LOG_2PI + jnp.log(variance))
     shrinkage = 1.0 - found.variance / variance
@@ -257,15 +263,15 @@ def on_even_nodes(
     weighed = functools.partial(_terms, potential, origin, power, Cavity(mean, variance), highest, height)
 
     def terms(index: Array) -> tuple[Array, ...]:
-        x, measure = nodes.at(index)
-        return tuple(jnp.sum(part, axis=0) for part in weighed(x, measure, nodes.is_trusted))
+        x, measure = nodes.with_mass(index)
+        return tuple(jnp.sum(part, axis=0) for part in weighed(x, measure, nodes.is_trusted & (measure > 0.0)))
 
     blocks = jnp.arange(NUM_NODES, dtype=mean.dtype).reshape(_NUM_BLOCKS, -1)
     sums = sum_over_nodes(terms, blocks, only_first=only_log_z)
     found = _from_sums(sums, height, highest - (mean - origin), Cavity(mean, variance))
     # A kink may lie where the nodes hide its part in the sum, but then they show that in the mean of the slope.
     shift, slope = found.mean - mean, sums[3] / sums[0]
-    agrees = jnp.abs(variance * slope - shift) < 4.0 * nodes.tolerance * jnp.sqrt(variance)
+    agrees = jnp.abs(variance * slope - shift) < nodes.tolerance * jnp.sqrt(variance)
     return found, nodes.is_trusted & agrees
 
 
