@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from .elementwise import ElementwiseFactor
 from .pairs import find_pairs
 from .recognise import Recognised, recognise
 
-__all__ = ["FactorPlan", "plan_factor"]
+__all__ = ["FactorPlan", "factor_of_rows", "plan_factor"]
 
 Env = Mapping[int, Any]
 
@@ -139,3 +139,10 @@ def _pair_plan(name: str, factor: ElementwiseFactor, probe: Env) -> FactorPlan:
     parts = ((tuple(factor.cut), rows.reshape(-1, 2)),)
     key, looked_up = (factor.key, kind), (np.asarray(kind.inner),)
     return FactorPlan(name, parts, factor.shape, len(plus), build, label, kind.is_gaussian, key, looked_up)
+
+
+def factor_of_rows(plans: Sequence[FactorPlan]) -> np.ndarray:
+    """Number of the factor that each row of some plans belongs to, shape ``(num_rows,)``."""
+    runs = [(sum(len(rows) for _, rows in plan.parts), plan.rows_per_observation) for plan in plans]
+    counts = np.concatenate([np.full(size // each, each) for size, each in runs] or [np.zeros(0, int)])
+    return np.repeat(np.arange(len(counts)), counts)

@@ -8,7 +8,9 @@ import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
+from ..program.rows.affine_rows import AffineRows
 from .blocks import group, units
+from .prior_columns import PriorColumns
 
 __all__ = ["find_border"]
 
@@ -19,12 +21,10 @@ _LARGEST_BORDER = 50_000_000
 
 
 def find_border(
-    pattern: np.ndarray,
-    num_columns: int,
-    coupled: Sequence[tuple[int, int, int]],
-    sites: Sequence[tuple[int, int]],
-    cost: float,
-    num_inducing: int = 0,
+    rows: AffineRows,
+    priors: PriorColumns,
+    blocks: tuple[np.ndarray, np.ndarray],
+    touched_cost: float | None,
     *,
     overhead: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None] | None:
@@ -33,21 +33,29 @@ def find_border(
     Tried are the unknowns that more rows touch than a threshold, for all thresholds, and whole sites, the smallest
     first: common coefficients, and of crossed or nested effects those of fewer groups.
 
-    :param pattern: columns of each row, ``(num_rows, k)`` padded with ``-1``.
-    :param coupled: for each prior block with correlations ``(start, batch, width)``: consecutive runs of columns.
-    :param sites: first column and number of columns of each site.
-    :param cost: multiplications of a factorisation without a border.
-    :param num_inducing: unknowns behind the columns that are in the border whatever else is, the inducing values of
-        sites of low rank.
+    :param rows: predictors.
+    :param priors: those of the sites of the field. Inducing values of sites of low rank are in every border.
+    :param blocks: independent rows and columns, as :func:`~.blocks.find_blocks` finds them.
+    :param touched_cost: multiplications where only what rows touch of the blocks is kept, if that can be done.
     :param overhead: operations below which nothing is gained.
     :return: the arrays of a :class:`~numpyro_ext.linalg.gaussian.spaces.border_space.Border`, or None.
     """
+    if rows.pattern is None or rows.is_dense:
+        return None
+    pattern, num_columns = rows.pattern, rows.num_columns
+    coupled, inducing = priors.coupled(given_inducing=True), priors.inducing()
+    num_inducing = sum(batch * rank for batch, rank in inducing)
+    cost = len(blocks[0]) * float(min(blocks[0].shape[1], blocks[1].shape[1])) ** 3
+    if touched_cost is not None:  # the cheaper of two ways that both take few unknowns at a time
+        cost = 4.0 * touched_cost
+    if not coupled and not inducing:
+        cost = min(cost, num_columns * float(rows.bandwidth + 1) ** 2)
     if cost <= overhead:
         return None
     unit = units(num_columns, coupled)
     best, least = None, (cost - overhead) / 4.0
     num_rows = pattern.shape[0]
-    for is_shared, rest in _candidates(pattern, unit, sites):
+    for is_shared, rest in _candidates(pattern, unit, priors.sites):
         size = int(is_shared.sum()) + num_inducing
         by_matrix = num_rows * float(size) ** 2 if num_rows * size <= _LARGEST_BORDER else np.inf
         seen = int(((pattern >= 0) & is_shared[pattern]).sum(axis=1).max(initial=0))

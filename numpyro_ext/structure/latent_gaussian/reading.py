@@ -16,12 +16,12 @@ from jax import Array
 from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.store import shared
 from ...linalg.gaussian.design import StateSpaceDesign
-from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior, SparsePrecisionPrior
+from ...linalg.gaussian.prior import FlatPrior, LowRankPrior, SparsePrecisionPrior
 from ...linalg.gaussian.spaces.border_space import Border
 from ...linalg.gaussian.sparse_layout import SparseLayout
 from ...potentials.families.half_line import HalfLinePotential
 from ..errors import ModelStructureError, Reason
-from ..factors.plan import FactorPlan, plan_factor
+from ..factors.plan import FactorPlan, factor_of_rows, plan_factor
 from ..families import family_of
 from ..half_lines import HalfLine
 from ..model.priors import prior_block
@@ -40,6 +40,7 @@ from .border import find_border
 from .costs import COSTS, LayoutCosts
 from .form import AffineMap, Blocks, LatentGaussian
 from .not_finite import explain_not_finite
+from .prior_columns import PriorColumns
 from .sparse_fields import sparse_layout
 from .touched import TouchedIndices, find_touched
 
@@ -104,15 +105,14 @@ class LatentGaussianReading(ModelReading):
         is_sparse = any(isinstance(prior, SparsePrecisionPrior) for prior in priors)
         is_plain = not is_sparse and not any(isinstance(prior, FlatPrior | LowRankPrior) for prior in priors)
         if isinstance(self._rows, AffineRows) and is_plain:
-            self._touched = find_touched(self._program, degrees, self._rows, self._coupled_columns(), costs)
+            self._touched = find_touched(self._program, degrees, self._rows, self._priors.coupled(), costs)
         pattern = None if is_sparse else self._rows.pattern
-        factor = _factor_of_rows(self.plans)
-        blocks = find_blocks(pattern, self._rows.num_rows, self._rows.num_columns, self._coupled_columns(), factor)
-        border = (
-            None
-            if is_sparse or self._touched is not None and self._touched.num_blocks > 1
-            else self._find_border(blocks)
-        )
+        factor = factor_of_rows(self.plans)
+        blocks = find_blocks(pattern, self._rows.num_rows, self._rows.num_columns, self._priors.coupled(), factor)
+        border, rows = None, self._rows
+        if isinstance(rows, AffineRows) and not is_sparse and (self._touched is None or self._touched.num_blocks <= 1):
+            touched_cost = None if self._touched is None else self._touched.cost
+            border = find_border(rows, self._priors, blocks, touched_cost, overhead=costs.border)
         if border is not None:  # what one coefficient joins falls apart without it
             blocks = np.arange(self._rows.num_rows)[None], np.arange(self._rows.num_columns)[None]
             self._touched = None
@@ -125,7 +125,7 @@ class LatentGaussianReading(ModelReading):
         self._block_shape = blocks[1].shape if border is None else (*border[0].shape, border[1].size)
         maps = {name: rows.indices for name, rows in self._maps.items()}
         touched = None if self._touched is None else self._touched.indices
-        layout = self._sparse_layout() if is_sparse else None
+        layout = sparse_layout(self._priors, self._rows, list(self._maps.values())) if is_sparse else None
         # Of the program, as factors may have added to them what they looked up.
         self.data = (*self._program.data, _Indices(self._rows.indices, maps, blocks, border, touched, layout))
         looked_up = [array for plan in self.plans for array in plan.looked_up]
@@ -215,45 +215,9 @@ class LatentGaussianReading(ModelReading):
                 found[name] = tuple(n for n in self.hyper if n in behind)
         return found
 
-    def _coupled_columns(self, *, given_inducing: bool = False) -> list[tuple[int, int, int]]:
-        """First column, number and width of the blocks of each prior with correlations; those of low rank have none
-        given their inducing values."""
-        kinds = (CovariancePrior, PrecisionPrior) if given_inducing else (CovariancePrior, PrecisionPrior, LowRankPrior)
-        out = []
-        for name, columns in self._columns.items():
-            block = self._trace.priors[name]
-            if isinstance(block, kinds):
-                width = self._program.shape(jax.tree.leaves(block)[0])[1]
-                out.append((columns.start, (columns.stop - columns.start) // max(width, 1), width))
-        return out
-
-    def _find_border(
-        self, blocks: tuple[np.ndarray, np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None] | None:
-        rows = self._rows
-        if not isinstance(rows, AffineRows) or rows.pattern is None or rows.is_dense:
-            return None
-        coupled = self._coupled_columns(given_inducing=True)
-        low_rank = [block for block in self._trace.priors.values() if isinstance(block, LowRankPrior)]
-        shapes = [self._program.shape(jax.tree.leaves(block)[0]) for block in low_rank]  # of the factors
-        num_inducing = sum(batch * rank for batch, _, rank in shapes)
-        cost = len(blocks[0]) * float(min(blocks[0].shape[1], blocks[1].shape[1])) ** 3
-        if self._touched is not None:  # the cheaper of two ways that both take few unknowns at a time
-            cost = 4.0 * self._touched.cost
-        if not coupled and not shapes:
-            cost = min(cost, rows.num_columns * float(rows.bandwidth + 1) ** 2)
-        sites = [(columns.start, columns.stop - columns.start) for columns in self._columns.values()]
-        return find_border(
-            rows.pattern, rows.num_columns, coupled, sites, cost, num_inducing, overhead=self._costs.border
-        )
-
-    def _sparse_layout(self) -> SparseLayout | None:
-        blocks = {
-            n: jax.tree.map(lambda atom: jax.ShapeDtypeStruct(self._program.shape(atom), float), self._trace.priors[n])
-            for n in self.field
-        }
-        sizes = [columns.stop - columns.start for columns in self._columns.values()]
-        return sparse_layout(blocks, sizes, self._rows, list(self._maps.values()))
+    @property
+    def _priors(self) -> PriorColumns:
+        return PriorColumns(self._columns, self._trace.priors, self._program.shape)
 
     def _predictor_rows(self, degrees: Degrees, parts: Parts) -> AffineRows | StateRows:
         try:
@@ -262,7 +226,7 @@ class LatentGaussianReading(ModelReading):
                 degrees,
                 self._field,
                 parts,
-                self._prior_blocks(),
+                self._priors.independent_blocks(),
                 block_size=self._costs.time_block,
                 fewest_blocks=self._costs.time_blocks,
             )
@@ -279,16 +243,6 @@ class LatentGaussianReading(ModelReading):
 
     def _affine_rows(self, parts: Parts) -> AffineRows:
         return AffineRows(self._program, self._field, parts, self._costs.rows)
-
-    def _prior_blocks(self) -> np.ndarray:
-        """The number of the independent block of the prior that each unknown belongs to, -1 for flat ones."""
-        numbers = np.arange(self.num_columns)
-        for start, batch, width in self._coupled_columns():
-            numbers[start : start + batch * width] = start + np.repeat(np.arange(batch) * width, width)
-        for name, columns in self._columns.items():
-            if isinstance(self._trace.priors[name], FlatPrior):
-                numbers[columns] = -1
-        return numbers
 
     def form(self, hyper: Mapping[str, object], data: Sequence[object] | None = None) -> LatentGaussian:
         """The form at given hyperparameters.
@@ -435,13 +389,6 @@ class LatentGaussianReading(ModelReading):
 
 def _compiled_form(reading: LatentGaussianReading) -> Any:
     return quick_jit(reading.form, is_small=True)
-
-
-def _factor_of_rows(plans: Sequence[FactorPlan]) -> np.ndarray:
-    """Number of the factor that each row of some plans belongs to, shape ``(num_rows,)``."""
-    runs = [(sum(len(rows) for _, rows in plan.parts), plan.rows_per_observation) for plan in plans]
-    counts = np.concatenate([np.full(size // each, each) for size, each in runs] or [np.zeros(0, int)])
-    return np.repeat(np.arange(len(counts)), counts)
 
 
 def _is_half_line(traced: FactorTrace | None) -> bool:

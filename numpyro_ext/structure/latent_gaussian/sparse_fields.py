@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ...linalg.gaussian.prior import PriorBlock, SparsePrecisionPrior
 from ...linalg.gaussian.spaces.sparse_space import block_pattern
@@ -11,6 +11,7 @@ from ..errors import ModelStructureError
 from ..model.priors import LARGEST_DENSE_FIELD
 from ..program.rows.affine_rows import AffineRows
 from ..program.rows.state_rows import StateRows
+from .prior_columns import PriorColumns
 
 __all__ = ["sparse_layout"]
 
@@ -19,19 +20,16 @@ _WIDEST_MAP = 8
 
 
 def sparse_layout(
-    blocks: Mapping[str, PriorBlock],
-    sizes: Sequence[int],
-    rows: AffineRows | StateRows,
-    maps: Sequence[AffineRows | StateRows],
+    priors: PriorColumns, rows: AffineRows | StateRows, maps: Sequence[AffineRows | StateRows]
 ) -> SparseLayout | None:
     """The layout of prior and rows together; none where predictors see much of small flat fields, which are dense.
 
-    :param blocks: priors of the field by the names of its sites, with shapes in place of numbers.
-    :param sizes: unknowns of each.
+    :param priors: those of the sites of the field.
     :param rows: predictors.
     :param maps: affine sites.
     :raises ModelStructureError: if predictors see too many unknowns, or a site has a prior that is not sparse.
     """
+    blocks = priors.abstract
     sparse = [name for name, block in blocks.items() if isinstance(block, SparsePrecisionPrior)]
     if not isinstance(rows, AffineRows) or rows.indices is None:
         if isinstance(rows, AffineRows) and all(_is_small_and_flat(blocks[name]) for name in sparse):
@@ -54,6 +52,7 @@ def sparse_layout(
             ) from reason
     patterns_of_maps = [r.pattern for r in maps if isinstance(r, AffineRows) and r.pattern is not None]
     others = [pattern for pattern in patterns_of_maps if pattern.shape[1] <= _WIDEST_MAP]
+    sizes = [size for _, size in priors.sites]
     return find_layout(patterns, sizes, rows.indices.columns, rows.indices.is_entry, others)
 
 
