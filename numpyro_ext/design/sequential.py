@@ -20,6 +20,7 @@ from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.run import GaussianRun
 from ..infer.monte_carlo.smc import SMC
 from ..structure.model.running.execution import bound_arguments, check_key
+from .history import History
 from .outcomes.pool import NoPool, Pool
 from .outcomes.sources import outlooks
 from .prequential import Bets, RefitRule
@@ -120,8 +121,7 @@ class SequentialDesign:
         self._engine, self._acquisition, self._options = engine, acquisition, options
         self._rule, self._test = RefitRule(refit_every), test
         self._given = {"observations": observations, "mask": mask}
-        self._steps: list[dict[str, Any]] = []
-        self._proposed: dict[tuple[str, Any], float] = {}
+        self._history = History()
         self._candidates, self._enter = candidates, enter
         self._pool: Pool | None = None
         if (candidates is None) != (enter is None):
@@ -169,7 +169,7 @@ class SequentialDesign:
     @property
     def num_observed(self) -> int:
         """Observations that are in use."""
-        return self._places.num_seen if self._enter is None else len(self._steps)
+        return self._places.num_seen if self._enter is None else len(self._history.steps)
 
     def observed_places(self, site: str | None = None) -> np.ndarray:
         """Numbers of the observations that are in use, in C order.
@@ -222,11 +222,11 @@ class SequentialDesign:
         found = select(self.scores(key), size, rng_key=tie_key, **selection)
         chosen = found if isinstance(found, list) else [found]
         if self._enter is not None:
-            self._proposed = {(c.site, c.place): c.score for c in chosen}
-            places = [c if len({each.site for each in chosen}) > 1 else c.place for c in chosen]
-            return places if isinstance(found, list) else places[0]
-        self._proposed = {(c.site, self._places.number(c.site, c.place)): c.score for c in chosen}
-        places = [c if len(self._places.shapes) > 1 else c.place for c in chosen]
+            sites, numbers = {c.site for c in chosen}, [c.place for c in chosen]
+        else:
+            sites, numbers = set(self._places.shapes), [self._places.number(c.site, c.place) for c in chosen]
+        self._history.proposed = {(c.site, number): c.score for c, number in zip(chosen, numbers, strict=True)}
+        places = [c if len(sites) > 1 else c.place for c in chosen]
         return places if isinstance(found, list) else places[0]
 
     def observe(self, place: Any, value: Any) -> None:
@@ -266,24 +266,20 @@ class SequentialDesign:
             raise
         for (site, number, told), log_predictive in zip(taken, steps, strict=True):
             self._record((site, number), float(told), log_predictive, score, seconds, is_refit)
-        self._proposed = {}
+        self._history.proposed = {}
 
     def _record(
         self, place: tuple[str, Any], value: float, log_predictive: float, test: float, seconds: float, is_refit: bool
     ) -> None:
-        self._steps.append(
-            {
-                "site": place[0],
-                "place": int(place[1]) if np.ndim(place[1]) == 0 else -1,
-                "value": value,
-                "score": float(self._proposed.get(place, np.nan)),
-                "log_predictive": log_predictive,
-                "log_evidence": self.log_evidence,
-                "test": test,
-                "num_observed": len(self._steps) + 1 if self._enter is not None else self.num_observed,
-                "seconds": seconds,
-                "is_refit": is_refit and not isinstance(self._engine, SMC),
-            }
+        self._history.add(
+            place,
+            value=value,
+            log_predictive=log_predictive,
+            log_evidence=self.log_evidence,
+            test=test,
+            num_observed=self.num_observed + (self._enter is not None),
+            seconds=seconds,
+            is_refit=is_refit and not isinstance(self._engine, SMC),
         )
 
     def _take(self, taken: list[tuple[str, int, Any]], is_refit: bool) -> None:
@@ -292,9 +288,7 @@ class SequentialDesign:
         if self._pool is None or is_refit:
             self.refit()
             return
-        for site, number, told in taken:
-            self._pool.add(site, number, float(told))
-        self._pool.update()
+        self._pool.take((site, number, float(told)) for site, number, told in taken)
         if not self._pool.converged:
             warn(f"The fit of {self.num_observed} observations did not converge; refit() runs the engine on them.")
 
@@ -308,11 +302,11 @@ class SequentialDesign:
             self._engine.update(*args, **kwargs)
         else:
             self._engine.run(self._rng_key, *args, **kwargs)
-        site = next((site for site, at in self._proposed if at == place), "")
+        site = next((site for site, at in self._history.proposed if at == place), "")
         told, seconds = float(value) if np.ndim(value) == 0 else np.nan, time.perf_counter() - started
         test = np.nan if self._test is None else float(self._test(self.source))
         self._record((site, place), told, self.log_evidence - before, test, seconds, True)
-        self._proposed = {}
+        self._history.proposed = {}
 
     def refit(self) -> AnyEngine | SMC:
         """Run the engine on all that has been observed, hyperparameters included.
@@ -338,11 +332,7 @@ class SequentialDesign:
         to the gain in ``log_evidence`` where nothing was refitted and fits are exact. ``is_refit`` says after which
         observations the engine ran again.
         """
-        import xarray
-
-        names = "site place value score log_predictive log_evidence test num_observed seconds is_refit".split()
-        columns = {name: ("step", np.array([step[name] for step in self._steps])) for name in names}
-        return xarray.Dataset(columns, coords={"step": np.arange(1, len(self._steps) + 1)})
+        return self._history.dataset()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the engine and all that has been observed to a file, for :meth:`load`.
@@ -353,8 +343,7 @@ class SequentialDesign:
         design = {
             "values": self._places.values,
             "seen": self._places.seen,
-            "steps": self._steps,
-            "proposed": [(*place, float(score)) for place, score in self._proposed.items()],
+            **self._history.content(),
             "since": self._rule.since,
             "log_capital": self._rule.bets.log_capital,
         }
@@ -377,19 +366,15 @@ class SequentialDesign:
             raise ValueError(f"{os.fspath(path)!r} holds no SequentialDesign: it is the file of an engine.")
         made = cls(engine, *args, **kwargs)
         made._see(saved["values"], saved["seen"])
-        made._steps = saved["steps"]
-        made._proposed = {(site, place): score for site, place, score in saved["proposed"]}
+        made._history.restore(saved)
         made._rule = made._rule._replace(since=saved["since"], bets=Bets(saved["log_capital"]))
         return made
 
     def _see(self, values: Mapping[str, np.ndarray], seen: Mapping[str, np.ndarray]) -> None:
         """Fit the observations of a design that the run of the engine does not have."""
-        new, pool = self._places.restore(values, seen), self._pool
-        if pool is None or not new:
-            return
-        for site, number, value in new:
-            pool.add(site, number, value)
-        pool.update()
+        new = self._places.restore(values, seen)
+        if self._pool is not None and new:
+            self._pool.take(new)
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_pool": None}

@@ -209,7 +209,7 @@ def test_an_interrupted_observation_is_as_if_it_had_not_been_told(refit_every, m
     """Its value was in use and in no history, and telling it again was refused."""
     design = SequentialDesign(fitted(EP, FIRST), refit_every=refit_every)
     before = design.log_evidence
-    what = (EP, "run") if refit_every == 1 else (type(design.source), "update")
+    what = (EP, "run") if refit_every == 1 else (type(design.source), "_update")
     with monkeypatch.context() as patch:
         patch.setattr(*what, interrupt)
         with pytest.raises(KeyboardInterrupt):

@@ -7,7 +7,7 @@ the pool would, and nothing is compiled for another one. All rows are looked at 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -98,7 +98,7 @@ class Pool:
         self._forms, is_valid = self._programs.forms(reading.data, numbers, hyper)
         if not np.all(is_valid):
             raise FloatingPointError(_NOT_FINITE)
-        self.update()
+        self._update()
         self._first_evidence = np.asarray(self._found.log_evidence)
 
     def _reason(self, reading: LatentGaussianReading, form: LatentGaussian) -> str | None:
@@ -151,13 +151,17 @@ class Pool:
         self._taken, self._fit, self._capacities = snapshot
         self._now = None
 
-    def add(self, name: str, place: int, value: float) -> None:
-        """See one observation; :meth:`update` fits it."""
-        self._taken[name][place] = value
-        self._now = None
+    def take(self, observations: Iterable[tuple[str, int, float]]) -> None:
+        """See further observations, each a site, a place and a value, and fit them with those before.
 
-    def update(self) -> None:
-        """Fit what has been seen, from where the last fit ended."""
+        The fit starts from where the last one ended.
+        """
+        self._now = None
+        for name, place, value in observations:
+            self._taken[name][place] = value
+        self._update()
+
+    def _update(self) -> None:
         sizes = zip(self.names, self._sizes, strict=False)
         capacities = tuple(_capacity(len(self._taken[name]), size) for name, size in sizes)
         seen = self._seen(capacities)
