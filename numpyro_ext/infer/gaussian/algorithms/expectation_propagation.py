@@ -27,7 +27,6 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
@@ -37,13 +36,13 @@ from ....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_valid_prior
 from ....linalg.solvers.anderson import History, extrapolated, no_history, remember
 from ....potentials.vector_rows import vector_factors
 from ....structure.latent_gaussian import LatentGaussian, joined
-from . import laplace
-from .evidence_of_sites import evidence_at, exceeds_one, has_flat, log_evidence
+from .evidence_of_sites import evidence_at, exceeds_one, log_evidence
 from .fit_info import FitInfo
 from .newton import newton_sites
+from .opening import State, at_mode, init, is_proper, opened, refresh
 from .posterior import GaussianPosterior, gaussian_prior
 from .sequential import sweep_sequentially
-from .tilting import is_log_concave, least_precision, loses_cavity, propose, tilt, without_sites
+from .tilting import least_precision, loses_cavity, propose, tilt
 
 __all__ = ["Info", "State", "approach", "init", "log_evidence", "posterior", "solve", "step", "update"]
 
@@ -58,27 +57,6 @@ _RECOVERY_OF_STEP = 1.25
 _NO_DIFFERENCE = 0.1
 """Nats, in units of the tolerance, by which two evidences may differ and be one number: changes of all marginals and of
 all sites, squared and added up."""
-_BROAD = 1e12
-"""Variance of a cavity that has no say in where a factor finds its datum, for data up to a million units."""
-
-
-class State(NamedTuple):
-    """Sites and the Gaussian that they make with the prior."""
-
-    site_precision: Array
-    """Shape ``(num_rows,)``; zero where a row has no factor."""
-    site_shift: Array
-    """Precision times mean of every site, shape ``(num_rows,)``."""
-    marginals: Marginals
-    """Marginals of ``eta - offset`` under prior and sites; see :func:`~.tilting.without_sites`."""
-    step_size: Array
-    """Fraction of the way to the proposed sites that the next sweep goes."""
-    max_change: Array
-    """Change in the sweep that led here; infinite at the start."""
-    last_move: Array
-    """Change of the marginals in that sweep, in their own units: means then variances, shape ``(2 num_rows,)``."""
-    is_start: Array
-    """True before the opening sweep, which finds the sites to start from; ``marginals`` are then its cavities."""
 
 
 class Info(NamedTuple):
@@ -95,27 +73,6 @@ class Info(NamedTuple):
     """Mask of the skipped rows, shape ``(num_rows,)``."""
     step_size: Array
     """The step size that the sweep used."""
-
-
-def init(form: LatentGaussian) -> State:
-    """The state before the opening sweep, which gives sites to start from and is not counted as a step.
-
-    A log-concave factor starts with the site that matches it under a cavity of variance one half at the offset, for
-    which the cheap rules of tilted moments serve. The usual start without sites lets all factors answer a broad prior
-    at once, and with many rows per coefficient the parallel sweeps then overshoot further each time. Other factors
-    start without a site, unless some prior is flat and sites must make the posterior proper: then under a broad cavity,
-    where a heavy-tailed factor finds its datum. Factors of several predictors start with the sites of Laplace's method.
-
-    The opening is a sweep like the others so that a compiled run holds the tilted moments once.
-    """
-    nowhere = jnp.zeros_like(form.offset)
-    one = jnp.ones((), form.offset.dtype)
-    # What starts without a site may be asked of any cavity.
-    is_narrow = is_log_concave(form) | (not has_flat(form))
-    variance = jnp.asarray(np.where(is_narrow, 0.5, _BROAD), form.offset.dtype)
-    cavities = Marginals(nowhere, variance, jnp.ones_like(nowhere), 0.0 * one)
-    no_move = jnp.zeros((2 * form.num_rows,), one.dtype)
-    return State(nowhere, nowhere, cavities, one, jnp.inf * one, no_move, jnp.asarray(True))
 
 
 def step(
@@ -187,19 +144,19 @@ def solve(
     start = init(form)._replace(step_size=jnp.full_like(infinity, 1.0 - damping))
     # Sweeps leave the sites of masked factors alone, and the other form may not have masked them.
     precision, shift = (jnp.where(jnp.concatenate(form.observed), site, 0.0) for site in state[:2])
-    marginals = _refresh(form, prior, precision, shift)
+    marginals = refresh(form, prior, precision, shift)
     warm = start._replace(site_precision=precision, site_shift=shift, marginals=marginals, is_start=state.is_start)
     afresh = state.is_start
     has_vectors = any(vector_factors(potential) is not None for potential in form.potentials)
     if has_vectors or not all(potential.is_log_concave for potential in form.potentials):
-        afresh |= ~_is_proper(marginals)
+        afresh |= ~is_proper(marginals)
     state = jax.tree.map(partial(jnp.where, afresh), start, warm)
     if has_vectors:
-        state = lax.cond(afresh, partial(_start_at_mode, form, prior, space), lambda state: state, state)
+        state = lax.cond(afresh, partial(at_mode, form, prior, space), lambda state: state, state)
     bound = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
 
     def proceed(run: _Run) -> Array:
-        return ~run.is_finished & _is_proper(run.state.marginals)
+        return ~run.is_finished & is_proper(run.state.marginals)
 
     def sweep(run: _Run) -> _Run:
         # One more sweep than steps: it evaluates the evidence at the last sites, and is not taken. There is none where
@@ -229,7 +186,7 @@ def solve(
     run = _Run(state, before, unknown, trace, jnp.asarray(0), jnp.asarray(False), history)
     run = lax.while_loop(proceed, sweep, run)
     state = run.state
-    is_sound = is_valid_prior(form.prior) & _is_proper(state.marginals)
+    is_sound = is_valid_prior(form.prior) & is_proper(state.marginals)
     # More than one, where priors are so broad that rounding alone is left, would draw a search there.
     is_sound &= ~exceeds_one(form, run.objective)
     objective = jnp.where(is_sound, run.objective, jnp.nan)
@@ -276,7 +233,7 @@ def update(
     form: LatentGaussian, precision: Array, shift: Array, *, power: float = 1.0, space: Space = "auto"
 ) -> tuple[Array, Array]:
     """The sites that match the tilted moments at these sites: those of a fixed point are themselves."""
-    marginals = _refresh(form, gaussian_prior(form, space), precision, shift)
+    marginals = refresh(form, gaussian_prior(form, space), precision, shift)
     return propose(form, precision, shift, tilt(form, marginals, precision, shift, power), power)[:2]
 
 
@@ -296,17 +253,6 @@ def _space(form: LatentGaussian, space: Space, schedule: Schedule) -> Space:
     if space == "auto" and schedule == "sequential":
         return choose_space(form.prior, form.design, *form.blocks, layout=form.layout, is_sequential=True)
     return space
-
-
-def _refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Marginals:
-    posterior = prior.condition(precision, shift - precision * form.offset)
-    return without_sites(form, posterior, posterior.marginals())
-
-
-def _is_proper(marginals: Marginals) -> Array:
-    # A variance that is not a number is in the sum, so one test covers all rows.
-    total = marginals.log_partition + jnp.sum(marginals.mean) + jnp.sum(marginals.variance)
-    return jnp.isfinite(total)
 
 
 def _step(
@@ -329,7 +275,7 @@ def _step(
     precision, shift, skipped = propose(form, state.site_precision, state.site_shift, tilted, power)
     precision = state.site_precision + size * (precision - state.site_precision)
     shift = state.site_shift + size * (shift - state.site_shift)
-    opening = (*_open(form, state, tilted.observed, precision, shift), jnp.zeros_like(skipped))
+    opening = (*opened(form, state, tilted.observed, precision, shift), jnp.zeros_like(skipped))
     if schedule == "parallel":
         swept = precision, shift, skipped
         precision, shift, skipped = jax.tree.map(partial(jnp.where, is_start), opening, swept)
@@ -344,15 +290,15 @@ def _step(
         least = least_precision(form, precision.dtype)
         precision = jnp.where(is_jump, jnp.maximum(target[: form.num_rows], least), precision)
         shift = jnp.where(is_jump, target[form.num_rows :], shift)
-    marginals = _refresh(form, prior, precision, shift)
-    is_proper = _is_proper(marginals)
-    is_proper &= ~loses_cavity(form, state.marginals, marginals, (state.site_precision, precision), power)
+    marginals = refresh(form, prior, precision, shift)
+    is_sound = is_proper(marginals)
+    is_sound &= ~loses_cavity(form, state.marginals, marginals, (state.site_precision, precision), power)
     # There is nothing to go back to before the opening.
-    is_proper |= is_start
+    is_sound |= is_start
     move = relative_change(marginals, state.marginals) / size
     # What an extrapolation changes is not how far it was from the fixed point.
     is_plain = ~(is_start | is_jump)
-    max_change = jnp.where(is_proper & is_plain, jnp.max(jnp.abs(move)), jnp.inf)
+    max_change = jnp.where(is_sound & is_plain, jnp.max(jnp.abs(move)), jnp.inf)
     move = jnp.where(is_plain, move, 0.0)
 
     next_size = size
@@ -362,13 +308,13 @@ def _step(
         overshoots = (along < 0) & (max_change > _SLOW_DECREASE * state.max_change)
         longer = jnp.minimum(_RECOVERY_OF_STEP * size, 1.0 - damping)
         next_size = jnp.where(overshoots, 0.5 * size, jnp.where(along > 0, longer, size))
-    next_size = jnp.maximum(jnp.where(is_proper | is_jump, next_size, 0.5 * size), _MIN_STEP_SIZE * (1.0 - damping))
+    next_size = jnp.maximum(jnp.where(is_sound | is_jump, next_size, 0.5 * size), _MIN_STEP_SIZE * (1.0 - damping))
     next_size = jnp.where(is_start, 1.0 - damping, next_size)
     moved = State(precision, shift, marginals, next_size, max_change, move, jnp.asarray(False))
     kept = state._replace(step_size=next_size, max_change=max_change)
-    state = jax.tree.map(partial(jnp.where, is_proper), moved, kept)
+    state = jax.tree.map(partial(jnp.where, is_sound), moved, kept)
     if history is not None:  # another step size is another iteration
-        is_same = is_proper & ~is_start & (next_size == size)
+        is_same = is_sound & ~is_start & (next_size == size)
         history = history._replace(number=jnp.where(is_same, history.number, 0))
     return state, Info(objective, max_change, jnp.sum(skipped), skipped, size), history
 
@@ -379,26 +325,3 @@ def _in_deviations(form: LatentGaussian, marginals: Marginals, change: Array) ->
     variance = marginals.variance
     slope = shift - precision * (marginals.mean + form.offset)
     return jnp.concatenate([precision * variance, slope * jnp.sqrt(variance)])
-
-
-def _start_at_mode(form: LatentGaussian, prior: LinearGaussian, space: Space, state: State) -> State:
-    """The sites of Laplace's method in the place of the opening, if it finds a mode: under a broad prior a location
-    far from its datum asks for a large scale, and all factors together for one without end."""
-    mode, _ = laplace.solve(form, laplace.init(form, space=space), num_steps=50, tol=1e-3, space=space)
-    sites = laplace.posterior(form, mode, space=space)
-    precision, shift = sites.site_precision, sites.site_shift
-    marginals = _refresh(form, prior, precision, shift)
-    no, is_proper = jnp.asarray(False), _is_proper(marginals)
-    start = state._replace(site_precision=precision, site_shift=shift, marginals=marginals, is_start=no)
-    chosen: State = jax.tree.map(partial(jnp.where, is_proper), start, state)
-    return chosen
-
-
-def _open(form: LatentGaussian, state: State, observed: Array, precision: Array, shift: Array) -> tuple[Array, Array]:
-    """Sites to start from, among those that match the factors under the cavities of the opening: see :func:`init`."""
-    is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)
-    broad = 1.0 / state.marginals.variance
-    starts = observed & (is_log_concave(form) | has_flat(form))
-    shift = jnp.where(is_good, shift, broad * form.offset)
-    precision = jnp.where(is_good, precision, broad)
-    return jnp.where(starts, precision, 0.0), jnp.where(starts, shift, 0.0)

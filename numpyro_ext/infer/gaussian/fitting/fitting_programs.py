@@ -18,7 +18,6 @@ from ....compilation.quick_jit import quick_jit
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 from ...hyper import search as hyper_search
-from ...hyper.digits import difference_step
 from ...hyper.evaluation import Evaluation, evaluation_fn
 from ...hyper.search import EVALUATIONS_PER_CHUNK, SearchState
 from ...hyper.space import UnconstrainedSpace
@@ -26,6 +25,7 @@ from ...hyper.stacked import at_each
 from ...hyper.visits import Visits, search_and_visit
 from ..algorithms.algorithm import Algorithm
 from .costs import FIT_COSTS, is_small
+from .local_probes import with_local_probes
 from .point_fit import PointFit
 
 __all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms"]
@@ -126,6 +126,10 @@ class FittingPrograms:
         found: LatentGaussian = self._form(hyper, data)
         return found
 
+    def _form_at(self, data: object, fixed: dict[str, Array]) -> Callable[[Array], LatentGaussian]:
+        """Function from unconstrained hyperparameters to the form."""
+        return lambda values: self.form(self._space.unpack(values, fixed), data)
+
     def _evaluate(
         self,
         data: object,
@@ -136,9 +140,7 @@ class FittingPrograms:
         with_gradient: bool | Array = True,
     ) -> Evaluation:
         """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.evaluation.evaluation_fn`."""
-        space = self._space
-        evaluate = self._evaluation(data, fixed, lambda values: self.form(space.unpack(values, fixed), data), tol)
-        return evaluate(values, state, with_gradient)
+        return self._evaluation(data, fixed, self._form_at(data, fixed), tol)(values, state, with_gradient)
 
     def _evaluation(
         self,
@@ -159,49 +161,25 @@ class FittingPrograms:
     def _probe_locally(
         self, data: object, fixed: dict[str, Array], state: SearchState, is_held: bool | Array = False
     ) -> SearchState:
-        """The probes of the curvature at the best point of a search, with factors that cost little in the place of the
-        model's; none where there are no such factors.
-
-        ``is_held`` leaves out how the field answers: the curvature is then one of the evidence that holds its state,
-        which takes no fits, and is that of the evidence but for information that the field hides.
-        """
-        algorithm = self._algorithm
-
-        def form_fn(values: Array) -> LatentGaussian:
-            return self.form(self._space.unpack(values, fixed), data)
-
-        near = algorithm.localised(form_fn(state.values), state.best.state)
-        if near is None:
-            return state
-
-        def solve(form: LatentGaussian, start: Any, **options: Any) -> tuple[Any, Any]:
-            held = start, state.best.info
-            fitted: tuple[Any, Any] = jax.lax.cond(
-                is_held, lambda: held, lambda: algorithm.solve(form, start, **options)
-            )
-            return fitted
-
+        """The probes of the curvature at the best point of a search, if they cost little; see
+        :func:`~.local_probes.with_local_probes`."""
         # To a small part of the gradients' own tolerance, which is what the step of the differences reckons with.
         tol = max(self.tol, 1e-2 * self._hyper_tol)
-        evaluate = self._evaluation(data, fixed, lambda values: near(form_fn(values)), tol, solve)
-        axes = np.eye(state.values.size, dtype=state.values.dtype)
-        steps = difference_step(axes.dtype, self._hyper_tol) * np.stack([axes, -axes], axis=1)
-        probes = jax.lax.map(
-            lambda step: evaluate(state.values + step, state.best.state).gradient, steps.reshape(-1, len(axes))
+        return with_local_probes(
+            self._algorithm,
+            self._form_at(data, fixed),
+            lambda form_fn, solve: self._evaluation(data, fixed, form_fn, tol, solve),
+            state,
+            is_held=is_held,
+            hyper_tol=self._hyper_tol,
         )
-        num_probes = jnp.asarray(len(probes), state.num_probes.dtype)
-        return state._replace(probes=probes.reshape(state.probes.shape), num_probes=num_probes)
 
     def _second_derivatives(
         self, data: object, fixed: dict[str, Array], search: SearchState, *, is_rough: bool | Array
     ) -> tuple[Array, Array]:
         """Second derivatives of the objective at the best point of a search, where the algorithm knows them, as the sum
         of two arrays; see :meth:`~numpyro_ext.infer.Algorithm.second_derivatives`."""
-
-        def form_fn(values: Array) -> LatentGaussian:
-            return self.form(self._space.unpack(values, fixed), data)
-
-        state = search.best.state
+        form_fn, state = self._form_at(data, fixed), search.best.state
         complete, lost = self._algorithm.second_derivatives(form_fn, search.values, state, is_rough=is_rough)
         return complete + jax.hessian(lambda values: self.log_prior(data, fixed, values))(search.values), lost
 

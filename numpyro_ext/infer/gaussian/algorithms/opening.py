@@ -1,0 +1,99 @@
+"""The state of expectation propagation, and the sites from which its sweeps start."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ....linalg.gaussian.conditioning import LinearGaussian, Space
+from ....linalg.gaussian.marginals import Marginals
+from ....structure.latent_gaussian import LatentGaussian
+from . import laplace
+from .evidence_of_sites import has_flat
+from .tilting import is_log_concave, without_sites
+
+__all__ = ["State", "at_mode", "init", "is_proper", "opened", "refresh"]
+
+_BROAD = 1e12
+"""Variance of a cavity that has no say in where a factor finds its datum, for data up to a million units."""
+
+
+class State(NamedTuple):
+    """Sites and the Gaussian that they make with the prior."""
+
+    site_precision: Array
+    """Shape ``(num_rows,)``; zero where a row has no factor."""
+    site_shift: Array
+    """Precision times mean of every site, shape ``(num_rows,)``."""
+    marginals: Marginals
+    """Marginals of ``eta - offset`` under prior and sites; see :func:`~.tilting.without_sites`."""
+    step_size: Array
+    """Fraction of the way to the proposed sites that the next sweep goes."""
+    max_change: Array
+    """Change in the sweep that led here; infinite at the start."""
+    last_move: Array
+    """Change of the marginals in that sweep, in their own units: means then variances, shape ``(2 num_rows,)``."""
+    is_start: Array
+    """True before the opening sweep, which finds the sites to start from; ``marginals`` are then its cavities."""
+
+
+def init(form: LatentGaussian) -> State:
+    """The state before the opening sweep, which gives sites to start from and is not counted as a step.
+
+    A log-concave factor starts with the site that matches it under a cavity of variance one half at the offset, for
+    which the cheap rules of tilted moments serve. The usual start without sites lets all factors answer a broad prior
+    at once, and with many rows per coefficient the parallel sweeps then overshoot further each time. Other factors
+    start without a site, unless some prior is flat and sites must make the posterior proper: then under a broad cavity,
+    where a heavy-tailed factor finds its datum. Factors of several predictors start with the sites of Laplace's method.
+
+    The opening is a sweep like the others so that a compiled run holds the tilted moments once.
+    """
+    nowhere = jnp.zeros_like(form.offset)
+    one = jnp.ones((), form.offset.dtype)
+    # What starts without a site may be asked of any cavity.
+    is_narrow = is_log_concave(form) | (not has_flat(form))
+    variance = jnp.asarray(np.where(is_narrow, 0.5, _BROAD), form.offset.dtype)
+    cavities = Marginals(nowhere, variance, jnp.ones_like(nowhere), 0.0 * one)
+    no_move = jnp.zeros((2 * form.num_rows,), one.dtype)
+    return State(nowhere, nowhere, cavities, one, jnp.inf * one, no_move, jnp.asarray(True))
+
+
+def opened(form: LatentGaussian, state: State, observed: Array, precision: Array, shift: Array) -> tuple[Array, Array]:
+    """Sites to start from, among those that match the factors under the cavities of the opening: see :func:`init`."""
+    is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)
+    broad = 1.0 / state.marginals.variance
+    starts = observed & (is_log_concave(form) | has_flat(form))
+    shift = jnp.where(is_good, shift, broad * form.offset)
+    precision = jnp.where(is_good, precision, broad)
+    return jnp.where(starts, precision, 0.0), jnp.where(starts, shift, 0.0)
+
+
+def at_mode(form: LatentGaussian, prior: LinearGaussian, space: Space, state: State) -> State:
+    """The sites of Laplace's method in the place of the opening, if it finds a mode: under a broad prior a location
+    far from its datum asks for a large scale, and all factors together for one without end."""
+    mode, _ = laplace.solve(form, laplace.init(form, space=space), num_steps=50, tol=1e-3, space=space)
+    sites = laplace.posterior(form, mode, space=space)
+    precision, shift = sites.site_precision, sites.site_shift
+    marginals = refresh(form, prior, precision, shift)
+    no = jnp.asarray(False)
+    start = state._replace(site_precision=precision, site_shift=shift, marginals=marginals, is_start=no)
+    chosen: State = jax.tree.map(partial(jnp.where, is_proper(marginals)), start, state)
+    return chosen
+
+
+def refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Marginals:
+    """Marginals of ``eta - offset`` under prior and sites."""
+    posterior = prior.condition(precision, shift - precision * form.offset)
+    return without_sites(form, posterior, posterior.marginals())
+
+
+def is_proper(marginals: Marginals) -> Array:
+    """True if all moments are finite."""
+    # A variance that is not a number is in the sum, so one test covers all rows.
+    total = marginals.log_partition + jnp.sum(marginals.mean) + jnp.sum(marginals.variance)
+    return jnp.isfinite(total)
