@@ -9,6 +9,7 @@ import numpy as np
 
 from ...potentials.base import Potential
 from ...potentials.families.binary import LogitPotential
+from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.reading import BilinearReading
 from ...structure.errors import ModelStructureError
 from .algorithms.quadratic import Bound, Options, Update, has_rule
@@ -17,7 +18,7 @@ from .algorithms.quadratic.layout import LayoutKind
 from .algorithms.selection import SelectionRule
 from .algorithms.sweeps import Family
 
-__all__ = ["MAX_CELLS", "ClosedChoice", "Zeros", "has_closed_rule"]
+__all__ = ["MAX_CELLS", "ClosedChoice", "Zeros", "check_together", "has_closed_rule"]
 
 Zeros = Literal["by_row", "shared", "exact", "sampled"]
 """Tangents of the bound of unlisted zeros, or draws of cells in the place of sweeps."""
@@ -26,6 +27,29 @@ MAX_CELLS = 50_000_000
 """Pairs of a row and a column up to which each unlisted zero may have a tangent of its own, by default."""
 _DENSE = 8
 """Pairs per cell up to which the cells are held as a matrix."""
+
+
+def check_together(
+    bound: Bound, zeros: Zeros, update: Update, unlisted_cells: Unlisted, may_be_closed: bool, has_restarts: bool
+) -> None:
+    """Refuse options of an engine that exclude each other.
+
+    :param bool may_be_closed: whether natural gradients step on one device.
+    :param bool has_restarts: whether other random starts are asked for.
+    :raises ValueError: if some do.
+    """
+    is_zero = unlisted_cells == "zero"
+    if zeros == "sampled" and (not is_zero or bound != "jaakkola" or update != "joint" or has_restarts):
+        raise ValueError(
+            "zeros='sampled' draws unlisted cells of zeros and ones from one start: give unlisted_cells='zero' and "
+            "bound='jaakkola', and leave update and num_restarts at their defaults."
+        )
+    if bound != "exact" and not may_be_closed:
+        raise ValueError(
+            f"bound={bound!r} has closed updates, on one device: leave devices and solver at their defaults."
+        )
+    if bound == "bohning" and is_zero:
+        raise ValueError("Zeros of Bernoulli outcomes in unlisted cells are for bound='jaakkola'.")
 
 
 class ClosedChoice(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Unpack
 
 import jax
@@ -11,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...potentials.base import Potential
 from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.read import read_bilinear
 from ...structure.bilinear.reading import BilinearReading
@@ -33,10 +33,10 @@ from .algorithms import sweeps as core
 from .algorithms.quadratic import Bound, Update
 from .algorithms.selection import SelectionRule
 from .answers import BilinearAnswers
-from .closed import MAX_CELLS, ClosedChoice, Zeros, has_closed_rule
+from .closed import MAX_CELLS, ClosedChoice, Zeros, check_together, has_closed_rule
 from .families import Covariance, check_coupled, check_points, named_by_component, side_families
 from .marginals.pairs import state_at
-from .programs import CHUNK, BilinearPrograms, Solver, bilinear_programs, explain, parts, with_parts
+from .programs import CHUNK, BilinearPrograms, Solver, bilinear_programs, check_devices, explain, parts, with_parts
 from .restarts import MOST_CELLS_RESTARTED, NUM_RESTARTS, ONE_START, best_of_starts
 from .run import BilinearRun
 from .sampling import Scheme, fit_sampled
@@ -180,16 +180,10 @@ class BilinearVG(BilinearAnswers):
         for family in covariance.values() if isinstance(covariance, Mapping) else [covariance]:
             check_one_of(core.Family, covariance=family)
         self.covariance = dict(covariance) if isinstance(covariance, Mapping) else covariance
-        self.num_steps = num_steps
-        self.tol = tol
-        self.num_restarts = num_restarts
+        self.num_steps, self.tol, self.num_restarts = num_steps, tol, num_restarts
         check_one_of(Solver, solver=solver)
         check_one_of(Unlisted, unlisted_cells=unlisted_cells)
-        if solver == "lbfgs" and devices is not None:
-            raise ValueError("L-BFGS runs on one device: leave devices out, or take solver='natural-gradient'.")
         self.solver: Solver = solver
-        if unlisted_cells == "zero" and devices is not None:
-            raise ValueError("Zeros in unlisted cells are for one device: leave devices out.")
         self.unlisted_cells: Unlisted = unlisted_cells
         self.devices = None if devices is None else tuple(devices)
         check_one_of(Bound, bound=bound)
@@ -197,26 +191,13 @@ class BilinearVG(BilinearAnswers):
         check_one_of(Zeros, zeros=zeros)
         check_one_of(Scheme, sampler=sampler)
         check_at_least(1, max_cells=max_cells, batch_size=1 if batch_size == "auto" else batch_size)
-        if zeros == "sampled" and (
-            unlisted_cells != "zero" or bound != "jaakkola" or update != "joint" or num_restarts
-        ):
-            raise ValueError(
-                "zeros='sampled' draws unlisted cells of zeros and ones from one start: give unlisted_cells='zero' and "
-                "bound='jaakkola', and leave update and num_restarts at their defaults."
-            )
-        if bound != "exact" and (devices is not None or solver != "natural-gradient"):
-            raise ValueError(
-                f"bound={bound!r} has closed updates, on one device: leave devices and solver at their defaults."
-            )
-        if bound == "bohning" and unlisted_cells == "zero":
-            raise ValueError("Zeros of Bernoulli outcomes in unlisted cells are for bound='jaakkola'.")
         check_one_of(SelectionRule, selection=selection)
+        if devices is not None:
+            check_devices(devices, solver, unlisted_cells)
+        check_together(bound, zeros, update, unlisted_cells, self._may_be_closed, bool(num_restarts))
         self.bound, self.update, self.zeros, self.max_cells = bound, update, zeros, max_cells
-        self._scheme: Scheme = sampler
-        self.batch_size = batch_size
+        self.batch_size, self._scheme = batch_size, sampler
         self.selection: SelectionRule = selection
-        if devices is not None and not any(d.process_index == jax.process_index() for d in devices):
-            raise ValueError(f"devices must hold one of this process: {jax.local_devices()}; got {list(devices)}.")
 
     # Running
 
@@ -237,7 +218,7 @@ class BilinearVG(BilinearAnswers):
         """
         key = jax.random.key(0)
         reading, space, programs = self._prepare(key, args, kwargs)
-        first = space.initial({n: v for n, v in (self.init_values or {}).items() if n not in reading.common_sites})
+        first = self._first_values(reading, space)
         hyper = space.unpack(first)
         form = programs.form(reading.data, hyper)
         state = programs.init_state(reading.data, hyper, key)
@@ -286,8 +267,7 @@ class BilinearVG(BilinearAnswers):
             before = init_state.num_steps if init_state.data_digest == digest else 0
             starts.append((init_state.values, init_state.state, before))
         else:
-            proposed = {n: v for n, v in (self.init_values or {}).items() if n not in reading.common_sites}
-            values, num_restarts = space.initial(proposed), self._num_restarts(reading, checkpoint)
+            values, num_restarts = self._first_values(reading, space), self._num_restarts(reading, checkpoint)
             if self.num_restarts is None and not num_restarts:
                 notes = (ONE_START,)
             for number in range(1 + num_restarts):
@@ -335,6 +315,9 @@ class BilinearVG(BilinearAnswers):
         super()._keep(run, labels)
         run.check_widths()
 
+    def _first_values(self, reading: BilinearReading, space: UnconstrainedSpace) -> Array:
+        return space.initial({n: v for n, v in (self.init_values or {}).items() if n not in reading.common_sites})
+
     def _num_restarts(self, reading: BilinearReading, checkpoint: object) -> int:
         if self.num_restarts is not None:
             return self.num_restarts
@@ -357,7 +340,7 @@ class BilinearVG(BilinearAnswers):
             kwargs,
             unlisted_cells=self.unlisted_cells,
             by_component=named_by_component(self.covariance),
-            takes_common=self._takes_common if with_common and self._may_be_closed else None,
+            takes_common=partial(has_closed_rule, bound=self.bound) if with_common and self._may_be_closed else None,
             given=tuple(self.hyper_values or {}),
             takes_pairs=self._may_be_closed,
             field=self.field,
@@ -368,15 +351,9 @@ class BilinearVG(BilinearAnswers):
         )
 
     def _prepare(
-        self,
-        rng_key: Array,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        *,
-        check: bool = True,
-        with_common: bool = True,
+        self, rng_key: Array, args: tuple[object, ...], kwargs: Mapping[str, object], **options: bool
     ) -> tuple[BilinearReading, UnconstrainedSpace, BilinearPrograms]:
-        reading = self._read(rng_key, args, kwargs, check=check, with_common=with_common)
+        reading = self._read(rng_key, args, kwargs, **options)
         # Common sites are no hyperparameters: zero stands for what the form does not ask for.
         common = {n: np.zeros(reading.hyper[n].shape) for n in reading.common_sites}
         space = UnconstrainedSpace(reading.hyper, {**(self.hyper_values or {}), **common})
@@ -386,18 +363,14 @@ class BilinearVG(BilinearAnswers):
     def _may_be_closed(self) -> bool:
         return self.devices is None and self.solver == "natural-gradient"
 
-    def _takes_common(self, kind: Potential) -> bool:
-        return has_closed_rule(kind, self.bound)
-
     def _programs(self, reading: BilinearReading, space: UnconstrainedSpace) -> BilinearPrograms:
         families, tol = self._families(reading), self._tolerance()
         check_coupled(reading, self._may_be_closed and self.unlisted_cells == "missing")
-        choice = self._choice() if self._may_be_closed else None
+        choice = None
+        if self._may_be_closed:
+            measures_draws = self.zeros == "sampled" and self.batch_size == "auto"
+            choice = ClosedChoice(self.bound, self.update, self.zeros, self.max_cells, self.selection, measures_draws)
         return bilinear_programs(reading, space, families, tol, self.devices, self.solver, choice)
-
-    def _choice(self) -> ClosedChoice:
-        measures_draws = self.zeros == "sampled" and self.batch_size == "auto"
-        return ClosedChoice(self.bound, self.update, self.zeros, self.max_cells, self.selection, measures_draws)
 
     def _tolerance(self) -> float:
         return default_tolerance(self.tol, 1e-6, 1e-5)

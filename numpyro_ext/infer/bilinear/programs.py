@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from ...compilation.quick_jit import quick_jit
 from ...compilation.store import shared
+from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.form import Bilinear, GaussianSide, Side
 from ...structure.bilinear.reading import BilinearReading
 from ..front.results import at_values
@@ -30,7 +31,17 @@ from .algorithms.schedules.loop import fit_side, iterate
 from .algorithms.selection import draw_shares
 from .closed import ClosedChoice
 
-__all__ = ["CHUNK", "BilinearPrograms", "FoldInfo", "Solver", "bilinear_programs", "explain", "parts", "with_parts"]
+__all__ = [
+    "CHUNK",
+    "BilinearPrograms",
+    "FoldInfo",
+    "Solver",
+    "bilinear_programs",
+    "check_devices",
+    "explain",
+    "parts",
+    "with_parts",
+]
 
 CHUNK = 10
 _SHORT_STEP = 0.25
@@ -46,6 +57,19 @@ class FoldInfo(NamedTuple):
     converged: Array
     objective: Array
     """Objective of each new vector, shape ``(num,)``."""
+
+
+def check_devices(devices: Sequence[jax.Device], solver: Solver, unlisted_cells: Unlisted) -> None:
+    """Refuse devices for what runs on one, and devices of other processes alone.
+
+    :raises ValueError: in these cases.
+    """
+    if solver == "lbfgs":
+        raise ValueError("L-BFGS runs on one device: leave devices out, or take solver='natural-gradient'.")
+    if unlisted_cells == "zero":
+        raise ValueError("Zeros in unlisted cells are for one device: leave devices out.")
+    if not any(d.process_index == jax.process_index() for d in devices):
+        raise ValueError(f"devices must hold one of this process: {jax.local_devices()}; got {list(devices)}.")
 
 
 def bilinear_programs(
