@@ -39,9 +39,7 @@ from numpyro_ext.design import (
 from numpyro_ext.infer import EP
 
 from .repeats import make_repeats, mean_and_error, read_repeats, standardised, summary
-from .results_table import write_report
-
-__all__ = ["SETTINGS", "classifier", "hyper_values", "main"]
+from .results_table import table_head, write_report
 
 ACQUISITIONS: dict[str, Callable[..., Any]] = {
     "information": expected_information_gain,
@@ -226,8 +224,9 @@ def _report(folder: Path, names: Sequence[str], report: str) -> None:
         "labels.",
         f"{_KNOWS_LABELS.capitalize()}: the informative vector machine, which sees the labels of the candidates.",
         "",
-        f"| data | labels | repeats | {' | '.join(NAMES)} | information - random | information - entropy | CPU-s |",
-        "|---|---|---|" + "---|" * (len(NAMES) + 3),
+        *table_head(
+            f"data | labels | repeats | {' | '.join(NAMES)} | information - random | information - entropy | CPU-s"
+        ),
     ]
     rows = []
     not_below, last_two = [], []

@@ -27,8 +27,6 @@ from .acquisitions_table import SETTINGS, classifier, hyper_values
 from .repeats import mean_and_error
 from .results_table import table_head, write_report
 
-__all__ = ["main"]
-
 _DATA, _NUM_LABELS, _NUM_MEMBERS, _NUM_RISKS = "noisy block", 40, 10, 3
 _OWN: dict[str, Callable[..., Any]] = {"information": expected_information_gain, "one-step risk": expected_risk}
 _Query = Callable[[np.ndarray, np.ndarray, int], np.ndarray]

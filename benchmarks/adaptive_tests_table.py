@@ -32,8 +32,6 @@ from numpyro_ext.psychometrics.adaptive.gaussian import GaussianBeliefs
 from .item_calibration import fit_graded, fit_two_parameter_logistic, trait_correlations
 from .results_table import table_head, write_report
 
-__all__ = ["main"]
-
 _RULES = {"information": expected_information_gain, "Fisher": maximum_information, "random": random_scores}
 _TRAITS = "ENACO"
 
@@ -259,7 +257,7 @@ def _first(is_there: np.ndarray) -> float:
 def _report(work: Path) -> None:
     """Write the table of the parts that have been measured."""
     parts = {path.stem: json.loads(path.read_text()) for path in sorted(work.glob("*.json"))}
-    lines = ["# Adaptive tests", "", "| what | target | measured |", "|---|---|---|"]
+    lines = ["# Adaptive tests", "", *table_head("what | target | measured")]
     for row in parts.get("speed", []):
         limit = 1 if row["draws"] == 1 else 5
         items = "items as points" if row["draws"] == 1 else f"{row['draws']:.0f} draws of the items"
@@ -292,8 +290,8 @@ def _report(work: Path) -> None:
     if "coverage" in parts:
         lines += ["", *_coverage(parts["coverage"])]
     if "bank" in parts:
-        lines += ["", "Root mean square error by number of items, bank of 200:", "", "| rule | 1 | 5 | 10 | 20 | 30 |"]
-        lines.append("|---|---|---|---|---|---|")
+        lines += ["", "Root mean square error by number of items, bank of 200:", ""]
+        lines += table_head("rule | 1 | 5 | 10 | 20 | 30")
         for name, found in parts["bank"].items():
             lines.append(f"| {name} | {' | '.join(f'{value:.3f}' for value in found.values())} |")
     write_report("adaptive-tests", lines, "adaptive_tests_table", remarks=work / "remarks.md")

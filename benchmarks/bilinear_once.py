@@ -28,8 +28,6 @@ from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_ce
 
 from .fit_once import peak_bytes
 
-__all__ = ["RANK", "Counts", "make_counts", "make_form"]
-
 RANK = 10
 SCALES = {"row_scale": 0.8, "row_bias_scale": 0.5, "col_bias_scale": 0.5}
 

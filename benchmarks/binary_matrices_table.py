@@ -23,8 +23,6 @@ from numpyro_ext.models import binary_factorization, paired_symbols
 
 from .results_table import table_head, write_report
 
-__all__ = ["main"]
-
 _NUM_COLUMNS, _NUM_ROWS, _RANK = 1000, 2000, 20
 
 

@@ -32,8 +32,6 @@ from .phases_table import ABOUT_HYPER, SETTINGS, SIZE, regression
 from .repeats import mean_and_error
 from .results_table import table_head, write_report
 
-__all__ = ["main"]
-
 _NUM_ITEMS, _NUM_POOL, _NUM_TEST = 40, 200, 200
 _LENGTH, _SCALE = 1.0, 2.0
 _WARMUP, _NUM_DRAWS, _THINNING = 128, 128, 8

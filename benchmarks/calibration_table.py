@@ -26,8 +26,6 @@ from numpyro_ext.infer.calibration import Calibration, calibrate
 from .repeats import keep
 from .results_table import table_head, write_report
 
-__all__ = ["MODELS", "main", "together"]
-
 _NUM_SIMULATIONS, _BATCH, _NUM_SAMPLES = 200, 50, 400
 _GENERATOR = np.random.default_rng(0)
 X, LEVELS = _GENERATOR.standard_normal((60, 3)), np.arange(60) % 12

@@ -12,8 +12,6 @@ import jax
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
 from numpyro_ext.structure.latent_gaussian.form import LatentGaussian
 
-__all__ = ["Compiled", "ProgramLog", "compile_function", "compile_sweep", "program_table"]
-
 _STAGES = {
     "/jax/core/compile/jaxpr_trace_duration": "trace",
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lower",

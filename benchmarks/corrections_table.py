@@ -22,8 +22,6 @@ from tests.infer.small_problems import PROBLEMS, by_quadrature
 
 from .results_table import table_head, write_report
 
-__all__ = ["main"]
-
 _NUM_BATCHES, _DRAWS_PER_BATCH = 50, 20_000
 
 

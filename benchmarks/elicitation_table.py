@@ -10,9 +10,9 @@ of the Jura (``jura/jura.csv``) 3 answers are given, 15 may be asked and 3 are t
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -23,10 +23,8 @@ from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information, predictive_entropy
 
 from .preference_people import DATA, NUM_USERS, Moments, People, alone, products, shared_moments
-from .repeats import parser_of_draws
-from .results_table import write_report
-
-__all__ = ["main"]
+from .repeats import keep, kept_draws, parser_of_draws, summary
+from .results_table import table_head, write_report
 
 _NUM_QUERIES = 10
 _NUM_FIRST = {45: 5, 21: 3}
@@ -86,32 +84,28 @@ SYSTEMS: dict[str, Callable[[People], Callable[[np.ndarray], Moments]]] = {
 }
 
 
-def _compute(work: Path, systems: list[str], num_draws: int, minutes: float) -> None:
-    start = time.monotonic()
-    for seed, system, name in itertools.product(range(num_draws), systems, DATA):
-        path = work / f"{name}-{system.replace(', ', '_').replace(' ', '_')}-{seed}.json"
-        if path.exists() or time.monotonic() - start > 60.0 * minutes:
-            continue
-        people, begun = DATA[name](seed), time.process_time()
-        found = {a: query(SYSTEMS[system](people), people.answers, a, seed) for a in _ACQUISITIONS}
-        path.write_text(json.dumps(found))
-        last = " ".join(f"{found[a][-1]:.3f}" for a in _ACQUISITIONS)
-        print(path.name, last, f"{time.process_time() - begun:.0f} CPU-s", flush=True)
+def _name(data: str, system: str) -> str:
+    return f"{data}-{system.replace(', ', '_').replace(' ', '_')}"
+
+
+def _ask(data: str, system: str, seed: int) -> dict[str, list[float]]:
+    people = DATA[data](seed)
+    return {a: query(SYSTEMS[system](people), people.answers, a, seed) for a in _ACQUISITIONS}
 
 
 def _mean(values: np.ndarray) -> str:
-    error = f" ± {values.std(ddof=1) / np.sqrt(values.size):.4f}" if values.size > 1 else ""
+    error = f" ± {summary(values)['standard_error']:.4f}" if values.size > 1 else ""
     return f"{values.mean():.3f}{error}"
 
 
 def _rows(work: Path) -> Iterator[str]:
-    yield "| data | system | draws | before | information | entropy | random | less random | less entropy | thesis |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield from table_head(
+        "data | system | draws | before | information | entropy | random | less random | less entropy | thesis"
+    )
     for name, system in itertools.product(DATA, SYSTEMS):
-        paths = sorted(work.glob(f"{name}-{system.replace(', ', '_').replace(' ', '_')}-*.json"))
-        if not paths:
+        draws = kept_draws(work, _name(name, system))
+        if not draws:
             continue
-        draws = [json.loads(path.read_text()) for path in paths]
         last = {a: np.array([draw[a][-1] for draw in draws]) for a in _ACQUISITIONS}
         before = np.array([draw["random"][0] for draw in draws])
         cells = [_mean(before), *(_mean(last[a]) for a in _ACQUISITIONS)]
@@ -129,7 +123,9 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     numpyro.enable_x64()
     if not arguments.write:
-        _compute(work, arguments.systems, arguments.draws, arguments.minutes)
+        end = time.monotonic() + 60.0 * arguments.minutes
+        for seed, system, name in itertools.product(range(arguments.draws), arguments.systems, DATA):
+            keep(work / f"{_name(name, system)}-{seed}.json", partial(_ask, name, system, seed), end)
     lines = [
         "# Preference elicitation",
         "",

@@ -23,18 +23,6 @@ import numpyro_ext.infer as engines
 from numpyro_ext.structure import read_latent_gaussian
 from tests.gallery import GAUSSIAN, MODELS, Published
 
-__all__ = [
-    "CHAINS",
-    "ENGINES",
-    "LIMITS",
-    "OTHER_HOW",
-    "Moments",
-    "fit_all",
-    "moments_of_draws",
-    "moments_of_quantiles",
-    "variants",
-]
-
 
 class _Chains(NamedTuple):
     warmup: int = 500

@@ -19,9 +19,7 @@ import numpyro
 from tests.gallery import MODELS
 
 from .gallery_fits import CHAINS, ENGINES, LIMITS, OTHER_HOW, Moments, fit_all, moments_of_quantiles, variants
-from .results_table import run_environment
-
-__all__ = ["gaps_between", "main", "write_table"]
+from .results_table import run_environment, table_head
 
 _DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "gallery.md"
 _SHORT = {"LaplaceApproximation": "Laplace", "VariationalGaussian": "VG"}
@@ -82,16 +80,16 @@ def _quantiles(gaps: Iterable[tuple[float, float]]) -> str:
 
 
 def _summary(fits: dict[str, dict[str, Any]]) -> Iterator[str]:
-    yield "| fields | models | mean: median | 90 % | sd: median | 90 % | first fit, CPU-s: median | NUTS there |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield from table_head(
+        "fields | models | mean: median | 90 % | sd: median | 90 % | first fit, CPU-s: median | NUTS there"
+    )
     for engine in variants(ENGINES):
         found = {name: gaps for name, fit in fits.items() if (gaps := _gaps(fit, engine)) is not None}
         seconds, other = (np.median([fits[name][who]["seconds"] for name in found]) for who in (engine, "NUTS"))
         yield f"| {_label(engine)} | {_quantiles(found.values())} | {seconds:.1f} | {other:.1f} |"
     yield f"| NUTS itself | {_quantiles(_own_errors(fits, 'field'))} | | |"
     yield ""
-    yield "| hyperparameters | models | centre: median | 90 % | spread: median | 90 % |"
-    yield "|---|---|---|---|---|---|"
+    yield from table_head("hyperparameters | models | centre: median | 90 % | spread: median | 90 %")
     for engine in (name for name in variants(ENGINES) if not name.endswith("none")):
         yield f"| {_label(engine)} | {_quantiles(_all_gaps(fits, engine, 'hyper'))} |"
     yield f"| NUTS itself | {_quantiles(_own_errors(fits, 'hyper'))} |"
@@ -108,8 +106,7 @@ def _own_errors(fits: dict[str, dict[str, Any]], part: str) -> list[tuple[float,
 
 def _designs(fits: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Gaps of hyperparameters by their number, as the default of ``integrate`` has them and by a normal density."""
-    yield "| hyperparameters | `integrate=` | models | centre: median | 90 % | spread: median | 90 % |"
-    yield "|---|---|---|---|---|---|---|"
+    yield from table_head("hyperparameters | `integrate=` | models | centre: median | 90 % | spread: median | 90 %")
     for low, high in ((1, 1), (2, 2), (3, 5), (6, 20)):
         some = {name: fit for name, fit in fits.items() if low <= (fit.get("num_hyper") or 0) <= high}
         both = {n: fit for n, fit in some.items() if all(_gaps(fit, e, "hyper") for e in ("EP auto", OTHER_HOW))}
@@ -125,8 +122,9 @@ def _label(variant: str) -> str:
 
 
 def _rows(fits: dict[str, dict[str, Any]]) -> Iterator[str]:
-    yield "| model | source | " + " | ".join(_SHORT.get(name, name) for name in ENGINES) + " | NUTS | other engines |"
-    yield "|---|---|" + "---|" * (len(ENGINES) + 2)
+    yield from table_head(
+        "model | source | " + " | ".join(_SHORT.get(name, name) for name in ENGINES) + " | NUTS | other engines"
+    )
     for name, fit in fits.items():
         published, cells = MODELS[name], []
         for engine in (name if name in fit else f"{name} auto" for name in ENGINES):
@@ -196,8 +194,7 @@ def write_table(work: Path) -> None:
         "the error of NUTS itself, and how the run's own messages begin. Quantiles of simplices (`phi` of `r2d2`) are",
         "from three moments and end at zero, where a logarithm is far away; scales near zero are known least.",
         "",
-        "| model | engine | centre | spread | NUTS itself | messages |",
-        "|---|---|---|---|---|---|",
+        *table_head("model | engine | centre | spread | NUTS itself | messages"),
         *_largest(fits),
         "",
         "## All models",
@@ -209,8 +206,7 @@ def write_table(work: Path) -> None:
         "",
         "## Refused",
         "",
-        "| model | source | reason |",
-        "|---|---|---|",
+        *table_head("model | source | reason"),
         *(
             f"| `{name}` | {published.source} | {published.refusal.reason.name.lower().replace('_', ' ')} |"
             for name, published in MODELS.items()

@@ -23,9 +23,7 @@ from numpyro import handlers
 from numpyro_ext.design import expected_information_gain
 from numpyro_ext.infer import EP, INLA, predictive_moments
 
-from .results_table import write_report
-
-__all__ = ["exact_information", "losses", "main"]
+from .results_table import table_head, write_report
 
 NUM_PROBLEMS, NUM_LATTICES, MOST, CANDIDATES = 40, 8, 13, np.linspace(-5.0, 5.0, 31)
 PRIOR_MEAN, PRIOR_SD = np.array([0.0, 0.0, -1.0]), 1.0
@@ -135,8 +133,7 @@ def main() -> None:
         "observations, 31 candidates: the information about the three that is lost by taking what a rule holds for the",
         "best candidate, in per cent of the largest, which is by sums over a fine grid of them; mean ± standard error.",
         "",
-        f"| rule | loss | median | largest | of the first {NUM_LATTICES} problems |",
-        "|---|---|---|---|---|",
+        *table_head(f"rule | loss | median | largest | of the first {NUM_LATTICES} problems"),
     ]
     for name, lost in losses().items():
         error = lost.std(ddof=1) / np.sqrt(len(lost))

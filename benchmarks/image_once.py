@@ -15,8 +15,6 @@ import pywt
 from numpyro_ext.infer import EP, StructuredMeanField
 from numpyro_ext.models import wavelet_denoising, wavelet_inpainting
 
-__all__ = ["NOISE", "inpainting_problem", "noisy_photograph", "photograph"]
-
 # Of the range of the image, where it is denoised and where it is inpainted.
 NOISE = 0.1
 _MEASUREMENT_NOISE = 0.01

@@ -11,17 +11,6 @@ import numpy as np
 import scipy.interpolate
 from skimage import restoration
 
-__all__ = [
-    "Picture",
-    "decibels",
-    "denoised",
-    "from_square_roots",
-    "inpainted",
-    "noise_variance_of_square_roots",
-    "photons_denoised",
-    "relative_error",
-]
-
 Errors = Callable[[np.ndarray, np.ndarray], float]
 
 

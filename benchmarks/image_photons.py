@@ -23,8 +23,6 @@ from .image_peers import from_square_roots, noise_variance_of_square_roots, phot
 from .image_rows import Table, inside, risk_of
 from .results_table import table_head
 
-__all__ = ["photons", "photons_at_one_setting"]
-
 KEY = jax.random.key(0)
 Options = dict[str, Any]
 

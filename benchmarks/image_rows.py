@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from .image_peers import Picture, decibels
-
-__all__ = ["Table", "inside", "risk_of"]
+from .results_table import table_head
 
 
 class Table:
@@ -56,8 +55,7 @@ class Table:
             "",
             f"## {self.title}",
             "",
-            f"| method | {self.figure} | 80 % bands hold | CPU-s | |",
-            "|---|---|---|---|---|",
+            *table_head(f"method | {self.figure} | 80 % bands hold | CPU-s | "),
             *("| " + " | ".join(cells) + " |" for _, cells in rows),
         ]
 

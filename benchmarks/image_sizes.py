@@ -15,8 +15,6 @@ from .compilation import compile_function, compile_sweep
 from .own_process import in_own_process
 from .results_table import table_head
 
-__all__ = ["dense_sweeps", "large_pictures"]
-
 PROBLEMS = ("blurred by 9 x 9", "half of its Fourier transform")
 
 

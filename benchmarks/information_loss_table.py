@@ -33,8 +33,6 @@ from numpyro_ext.potentials.information import expected_information
 from .acquisitions_table import SETTINGS, classifier, hyper_values
 from .results_table import table_head, write_report
 
-__all__ = ["main"]
-
 _DATA = "cancer (Wisconsin)"
 _NUM_LABELS, _NUM_POOL, _NUM_DRAWS, _NOISE = 30, 342, 4000, 1e-3
 _THESIS = {

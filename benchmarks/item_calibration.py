@@ -13,8 +13,6 @@ import numpy as np
 from jax import Array
 from scipy.optimize import minimize
 
-__all__ = ["GradedItems", "fit_graded", "fit_two_parameter_logistic", "trait_correlations"]
-
 _NODES = np.linspace(-6.0, 6.0, 61)
 _LOG_PRIOR = -0.5 * _NODES**2 - np.log(np.exp(-0.5 * _NODES**2).sum())
 

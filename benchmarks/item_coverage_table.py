@@ -26,8 +26,6 @@ from numpyro_ext.infer.calibration import Calibration, calibrate
 from .calibration_table import together
 from .results_table import table_head, write_report
 
-__all__ = ["main"]
-
 _NUM_BATCHES, _BATCH, _NUM_SAMPLES = 8, 25, 399
 _NUM_PEOPLE, _NUM_ITEMS, _NUM_BINS = 200, 20, 10
 _KINDS = {"auto": "drawn", "none": "points"}

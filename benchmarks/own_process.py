@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["in_own_process"]
-
 
 def in_own_process(
     module: str, *arguments: object, environment: Mapping[str, str | None] | None = None, timeout: float | None = None

@@ -32,9 +32,7 @@ from numpyro_ext.design import Phase, compare_acquisitions, expected_information
 from numpyro_ext.infer import EP
 
 from .repeats import make_repeats, mean_and_error, read_repeats, standardised, summary
-from .results_table import write_report
-
-__all__ = ["main"]
+from .results_table import table_head, write_report
 
 ABOUT_HYPER = partial(expected_information_gain, focus=["log_length", "log_scale", "log_noise"], hyper="mgp")
 FIRST = {"information about hyperparameters": ABOUT_HYPER, "random": random_scores, "entropy": predictive_entropy}
@@ -175,15 +173,15 @@ def _report(folder: Path) -> None:
         "errors over repeats, differences paired. The thesis has fifty labels in each phase and larger pools (its",
         "table 3.7, divided by the number of tests).",
         "",
-        f"| data | repeats | {' | '.join(FIRST)} | information - random | information - entropy | thesis | CPU-s |",
-        "|---|---|" + "---|" * (len(FIRST) + 4),
+        *table_head(
+            f"data | repeats | {' | '.join(FIRST)} | information - random | information - entropy | thesis | CPU-s"
+        ),
     ]
     errors = [
         "",
         "Root mean squared errors in the same tests:",
         "",
-        f"| data | {' | '.join(FIRST)} | information - random | information - entropy |",
-        "|---|" + "---|" * (len(FIRST) + 2),
+        *table_head(f"data | {' | '.join(FIRST)} | information - random | information - entropy"),
     ]
     rows: list[dict[str, Any]] = []
     others = list(FIRST)[1:]

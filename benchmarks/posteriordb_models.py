@@ -21,8 +21,6 @@ import numpyro.distributions as dist
 
 from numpyro_ext.datasets import data_path
 
-__all__ = ["POSTERIORS", "Posterior", "reference_moments"]
-
 _POSITIVE, _REAL = dist.constraints.positive, dist.constraints.real
 
 

@@ -25,9 +25,7 @@ from numpyro_ext.models import joint_preference_gp, preference_factorization
 from .preference_people import DATA, NUM_USERS, People, all_pairs, alone, shared_moments
 from .preferences_pairs import mean_and_error
 from .repeats import keep, kept_draws, parser_of_draws
-from .results_table import write_report
-
-__all__ = ["main"]
+from .results_table import table_head, write_report
 
 _NUM_ASKED = {"synthetic": 30, "sushi": 20, "jura": 15}
 _NUM_WITH_ALL = 4
@@ -181,8 +179,9 @@ def _compute(work: Path, num_draws: int, num_surfaces: int, minutes: float) -> N
 
 
 def _rows(work: Path) -> Iterator[str]:
-    yield "| data | system | draws | error | less that of SU, paired | thesis | within 0.03 | converged | CPU-s |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield from table_head(
+        "data | system | draws | error | less that of SU, paired | thesis | within 0.03 | converged | CPU-s"
+    )
     for name in DATA:
         all_draws = kept_draws(work, name)
         for system in SYSTEMS if all_draws else ():
@@ -250,8 +249,7 @@ def _surfaces(work: Path) -> Iterator[str]:
             continue
         yield "Log evidence of CPU with D = 5 on the first draw of the synthetic people, less its maximum (fig. 6.2):"
         yield ""
-        yield "| log length of users | " + " | ".join(f"of items {x:g}" for x in _LENGTHS) + " |"
-        yield "|---" * (1 + len(_LENGTHS)) + "|"
+        yield from table_head("log length of users | " + " | ".join(f"of items {x:g}" for x in _LENGTHS))
         for length, row in zip(_LENGTHS, table - np.nanmax(table), strict=True):
             yield f"| {length:g} | " + " | ".join(f"{value:.1f}" for value in row) + " |"
         yield ""

@@ -27,19 +27,6 @@ from numpyro_ext.infer.bilinear.algorithms import hybrid
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.structure.bilinear.form import Bilinear, CoupledSide, GaussianSide
 
-__all__ = [
-    "DATA",
-    "NUM_ITEMS",
-    "NUM_USERS",
-    "Moments",
-    "People",
-    "all_pairs",
-    "alone",
-    "features_of_people",
-    "products",
-    "shared_moments",
-]
-
 NUM_USERS, NUM_ITEMS = 100, 10
 _METALS = ("Cd", "Co", "Cr", "Cu", "Ni", "Pb", "Zn")
 

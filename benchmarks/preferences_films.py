@@ -14,8 +14,6 @@ from numpyro_ext.infer import collaborative_em
 from .preferences_pairs import held_out, kernel_of, mean_and_error
 from .results_table import table_head
 
-__all__ = ["MOST_PAIRS", "STEPS_OF_FILMS", "films", "lovers", "lovers_of_genres", "movielens"]
-
 STEPS_OF_FILMS = 10
 MOST_PAIRS = 50
 _GENRES = {"Action": 1, "Comedy": 5}
@@ -67,8 +65,7 @@ def films(draws: list[dict[str, Any]]) -> list[str]:
         lines.append(
             f"| {number} | " + " | ".join(f"{sizes[key]}" for key in ("users", "pairs", "taken", "tests")) + " |"
         )
-    lines += ["", "| system | loss | of the same people as strangers | by seed | log evidence | CPU-s |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines += ["", *table_head("system | loss | of the same people as strangers | by seed | log evidence | CPU-s")]
     for name in draws[0]:
         of = [draw[name] for draw in draws]
         each = ", ".join(f"{one['loss']:.3f}" for one in of)
@@ -131,8 +128,7 @@ def lovers_of_genres(seed: int) -> dict[str, Any]:
 def lovers(draws: list[dict[str, Any]]) -> list[str]:
     """What is written of them."""
     lines = ["# Lovers of a genre among the films of MovieLens 100K", ""]
-    lines += ["| genre | pairs shown | P(favoured film wins) | P(first of an unrelated pair wins) | moved by |"]
-    lines += ["|---|---|---|---|---|"]
+    lines += table_head("genre | pairs shown | P(favoured film wins) | P(first of an unrelated pair wins) | moved by")
     said = []
     for genre in draws[0]:
         means: dict[str, list[float]] = {"favoured": [], "unrelated": []}

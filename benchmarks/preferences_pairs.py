@@ -9,8 +9,6 @@ import numpy as np
 
 from . import repeats
 
-__all__ = ["BITS", "asked", "drawn_pairs", "held_out", "kernel_of", "loss", "mean_and_error"]
-
 BITS = np.log(2.0)
 
 

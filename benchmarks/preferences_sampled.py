@@ -25,8 +25,6 @@ from . import repeats
 from .preferences_pairs import BITS, drawn_pairs, kernel_of, loss, mean_and_error
 from .preferences_sushi import systems_table
 
-__all__ = ["sampled_report", "sushi_a_sampled"]
-
 _RANK, _NUM_USERS = 2, 200
 _BY_BOUND, _SAMPLED = "V and b integrated, BilinearVG", "V, b and scales integrated, own process, NUTS on EP"
 _NUM_WARMUP, _NUM_SAMPLES, _MOST_ROUNDS, _NUM_FIELDS = 200, 400, 4, 2

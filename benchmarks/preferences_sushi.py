@@ -17,17 +17,7 @@ from numpyro_ext.infer import EP, BilinearEP, collaborative_em
 from numpyro_ext.models import collaborative_preferences, preference_factorization
 
 from .preferences_pairs import BITS, asked, drawn_pairs, kernel_of, loss, mean_and_error
-
-__all__ = [
-    "few_persons",
-    "learned_kernel",
-    "many_persons",
-    "sushi_a",
-    "sushi_a_integrated",
-    "sushi_a_learned",
-    "sushi_b",
-    "systems_table",
-]
+from .results_table import table_head
 
 _NUM_STEPS = 150
 _SCALES = 0.03, 0.1, 0.3
@@ -158,8 +148,7 @@ def sushi_b(seed: int) -> dict[str, Any]:
 
 
 def systems_table(draws: list[dict[str, Any]], against: str) -> Iterator[str]:
-    yield f"| system | loss, bits | less that of {against}, paired | evidence | converged |"
-    yield "|---|---|---|---|---|"
+    yield from table_head(f"system | loss, bits | less that of {against}, paired | evidence | converged")
     for name in draws[0]:
         of = [draw[name] for draw in draws]
         paired = mean_and_error(each["loss"] - draw[against]["loss"] for each, draw in zip(of, draws, strict=True))
@@ -180,8 +169,7 @@ _OF_TWO = "VU has no features of the items, GPVU a kernel of them; means of the 
 
 def _of_two(draws: list[dict[str, Any]], **others: str) -> list[str]:
     """VU and GPVU, the systems of each draw, in turn; ``others`` are headers of further numbers by their keys."""
-    headers = " | ".join(["draw", "system", "loss, bits", "log evidence", "converged", *others.values()])
-    lines = [f"| {headers} |", "|---" * (5 + len(others)) + "|"]
+    lines = table_head(" | ".join(["draw", "system", "loss, bits", "log evidence", "converged", *others.values()]))
     for number, draw in enumerate(draws):
         for name, found in draw.items():
             last = ["yes" if found["converged"] else "no"]

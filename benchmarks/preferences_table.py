@@ -31,8 +31,6 @@ from .preferences_unseen import unseen, unseen_films
 from .repeats import keep, kept_draws
 from .results_table import write_report
 
-__all__ = ["EXPERIMENTS", "main"]
-
 EXPERIMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "sushi_a": (sushi_a, 10),
     "sushi_a_integrated": (sushi_a_integrated, 10),

@@ -19,8 +19,7 @@ from numpyro_ext.linalg import pair_covariance
 
 from .preference_people import features_of_people
 from .preferences_pairs import BITS, drawn_pairs, kernel_of, loss, mean_and_error
-
-__all__ = ["sushi_a_thesis", "thesis_report"]
+from .results_table import table_head
 
 _PATH = 1, 2, 4, 8, 16, 32
 """Numbers of iterations of EM from which the validation pairs choose."""
@@ -107,8 +106,7 @@ def thesis_report(draws: list[dict[str, Any]]) -> list[str]:
         return mean_and_error(draw[first]["loss"] - draw[second]["loss"] for draw in draws)
 
     def rows() -> Iterator[str]:
-        yield "| system | thesis | with b | D | iterations | without b | D | iterations |"
-        yield "|---|---|---|---|---|---|---|---|"
+        yield from table_head("system | thesis | with b | D | iterations | without b | D | iterations")
         for name, theirs in _THESIS.items():
             cells = []
             for end in ("", ", no b"):
@@ -138,7 +136,6 @@ def thesis_report(draws: list[dict[str, Any]]) -> list[str]:
         "",
         "Paired differences; in the thesis all are negative:",
         "",
-        "| | with b | without b |",
-        "|---|---|---|",
+        *table_head(" | with b | without b"),
         *lines,
     ]

@@ -14,8 +14,7 @@ from numpyro_ext.infer.collaborative.fit import CollaborativeFit
 
 from .preferences_films import MOST_PAIRS, STEPS_OF_FILMS
 from .preferences_pairs import kernel_of, mean_and_error
-
-__all__ = ["split_by_films", "unseen", "unseen_films"]
+from .results_table import table_head
 
 _SHARE_OF_NEW, _MOST_TESTS = 0.1, 2
 _BOTH, _ONE = "by likeness alone", "by likeness, tastes and means too"
@@ -109,19 +108,17 @@ def unseen(draws: list[dict[str, Any]]) -> list[str]:
         "",
         "Losses are in nats, where a constant has 0.693.",
         "",
-    ]
-    lines += [
-        "| seed | users | pairs for training | pairs of films that the person does not compare | pairs with a new film "
-        "| of these of two |",
-        "|---|---|---|---|---|---|",
+        *table_head(
+            "seed | users | pairs for training | pairs of films that the person does not compare | "
+            "pairs with a new film | of these of two"
+        ),
     ]
     for number, draw in enumerate(draws):
         sizes = [draw["counts"][key] for key in ("users", "pairs", "by_one", "with_new", "both_new")]
         lines.append(f"| {number} | " + " | ".join(map(str, sizes)) + " |")
     rows = [("GPVU-EP", "by_one", "compared by others"), ("NPCA-EP", "by_one", "compared by others")]
     rows += [("GPVU-EP", _BOTH, f"new to all, {_BOTH}"), ("GPVU-EP", _ONE, f"new to all, {_ONE}")]
-    lines += ["", "| system | films | loss | of the same people as strangers | by seed | CPU-s of the fit |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines += ["", *table_head("system | films | loss | of the same people as strangers | by seed | CPU-s of the fit")]
     means = {}
     for name, key, what in rows:
         own, strangers = np.array([draw[name][key] for draw in draws]).T

@@ -12,17 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "keep",
-    "kept_draws",
-    "make_repeats",
-    "mean_and_error",
-    "parser_of_draws",
-    "read_repeats",
-    "standardised",
-    "summary",
-]
-
 
 def standardised(x: np.ndarray) -> np.ndarray:
     """Columns with mean zero and standard deviation one, constant ones with mean zero."""

@@ -16,19 +16,6 @@ import jax
 
 from .compilation import Compiled
 
-__all__ = [
-    "SCOREBOARD",
-    "ResultsTable",
-    "Row",
-    "Target",
-    "at_least",
-    "at_most",
-    "keep_on_scoreboard",
-    "run_environment",
-    "table_head",
-    "write_report",
-]
-
 SCOREBOARD = Path(__file__).parent / "results" / "scoreboard.json"
 """All that ``docs/scoreboard.md`` is made from."""
 _PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numpyro", "statsmodels", "scikit-image")

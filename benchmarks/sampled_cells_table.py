@@ -20,8 +20,6 @@ from numpyro_ext.models import binary_factorization
 from .binary_matrices_table import transactions
 from .results_table import table_head, write_report
 
-__all__ = ["main"]
-
 _RANK, _NUM_COLUMNS = 20, 1000
 _JOBS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ('`zeros="by_row"`', "sweeps", {"zeros": "by_row", "num_steps": 20}),

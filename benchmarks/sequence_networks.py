@@ -20,7 +20,7 @@ from numpyro_ext.infer import ChunkedSVI
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import Bigram, PersonalMixture, compare_sequences
 
-from .results_table import write_report
+from .results_table import table_head, write_report
 from .sequences_table import divided
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -75,9 +75,10 @@ def main() -> None:
         "",
         f"Counts alone: 2-gram {table['2-gram'].error:.3f}, five counts mixed {table['five counts mixed'].error:.3f}.",
         "",
-        "| network | key | alone | with five counts | change (s.e., paired over users) "
-        "| weight at histories below 10, 30, 100 and more | training, CPU-seconds |",
-        "|---|---|---|---|---|---|---|",
+        *table_head(
+            "network | key | alone | with five counts | change (s.e., paired over users) | "
+            "weight at histories below 10, 30, 100 and more | training, CPU-seconds"
+        ),
         *rows,
         "",
         "Wanted of a network alone: pooled at most 3.85, by user 4.10, deviations 3.70; of the change: at most -0.09.",

@@ -74,8 +74,7 @@ def section(title: str, split: EventSplit) -> list[str]:
         f"{history.num_users:,} users, {history.num_items:,} items, {history.items.size:,} events before the test and "
         f"{test.items.size:,} in it.",
         "",
-        "| predictor | error | s.e. | " + " | ".join((*KINDS, *entropies)) + " | fit, CPU-seconds |",
-        "|---" * (4 + len(KINDS) + len(entropies)) + "|",
+        *table_head("predictor | error | s.e. | " + " | ".join((*KINDS, *entropies)) + " | fit, CPU-seconds"),
     ]
     for name, scores in table.scores.items():
         cells = [scores.by_kind[kind].error if kind in scores.by_kind else float("nan") for kind in KINDS]

@@ -29,7 +29,7 @@ from numpyro.infer.reparam import LocScaleReparam
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 
 from .own_process import in_own_process
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 NUM_BATCHES = 40
 
@@ -439,8 +439,9 @@ def main() -> None:
         "hyperparameter that has the fewest; CPU-seconds of a first and a next run with 4000 draws, and of NUTS with",
         "two chains of 1500 + 4000 (with divergent transitions).",
         "",
-        "| model | | sd over NUTS's | gap of means | log evidence | distinct | converged | messages | CPU-s | NUTS |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        *table_head(
+            "model | | sd over NUTS's | gap of means | log evidence | distinct | converged | messages | CPU-s | NUTS"
+        ),
         *rows,
     ]
     write_report("spreads", lines, data=data)

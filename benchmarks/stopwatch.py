@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 import jax
 
-__all__ = ["Stopwatch", "stopwatch"]
-
 _EVENTS = ("/jax/core/compile/backend_compile_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration")
 _running: list[Stopwatch] = []
 

@@ -37,7 +37,7 @@ from numpyro_ext.quantum import (
     standard_separable_bases,
 )
 
-from .results_table import write_report
+from .results_table import table_head, write_report
 
 NUM_PARTICLES = 500
 SHARE = 100
@@ -253,8 +253,7 @@ def two_qubits(num_runs: int) -> list[str]:
         f"{num_runs} runs each, 300 particles, blocks of 1/50 of the shots; the expected infidelity of the posterior",
         "to the truth, with standard errors over runs.",
         "",
-        "| truth | design | " + " | ".join(f"N = {mark}" for mark in FAMILY_MARKS) + " | CPU-s a run |",
-        "|---" * (len(FAMILY_MARKS) + 3) + "|",
+        *table_head("truth | design | " + " | ".join(f"N = {mark}" for mark in FAMILY_MARKS) + " | CPU-s a run"),
     ]
     smc = SMC(quantum_tomography, num_particles=300, watch="state", progress_bar=False)
     for kind, (truth, designs, shots) in TRUTHS.items():
@@ -316,8 +315,7 @@ def main() -> None:
         "through the mean curve. All runs of a design are one compiled program, in as many threads as there are cores:",
         "CPU-seconds of each run, and seconds of wall time of all of them.",
         "",
-        "| design | exponent | " + " | ".join(f"N = {mark}" for mark in marks) + " | CPU-s a run | all, s |",
-        "|---" * (len(marks) + 4) + "|",
+        *table_head("design | exponent | " + " | ".join(f"N = {mark}" for mark in marks) + " | CPU-s a run | all, s"),
         *("| " + " | ".join(row) + " |" for row in rows),
         "",
         *(f"- {note}" for note in notes),

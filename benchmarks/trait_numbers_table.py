@@ -38,9 +38,7 @@ from numpyro_ext.psychometrics import (
     smallest_sufficient_dimension,
 )
 
-from .results_table import write_report
-
-__all__ = ["main"]
+from .results_table import table_head, write_report
 
 DIMENSIONS = {500: (1, 2, 3, 4, 5, 6, 8, 10, 20), 5000: (1, 2, 5, 8, 10, 20)}
 REPEATS = {500: 5, 5000: 1}
@@ -198,7 +196,7 @@ class _Study:
 def _table_of(scores: pd.DataFrame) -> list[str]:
     mean = scores.groupby("model", sort=False).mean(numeric_only=True)
     counts = scores.groupby("model", sort=False).size()
-    lines = ["| model | repeats | test LL | train LL | correct | BIC | PIT KL |", "|---|---|---|---|---|---|---|"]
+    lines = table_head("model | repeats | test LL | train LL | correct | BIC | PIT KL")
     for model, row in mean.iterrows():
         by_bic = f"{row['bic']:.0f}" if np.isfinite(row.get("bic", np.nan)) else ""
         lines.append(
@@ -268,7 +266,7 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     numpyro.enable_x64()
     answers = ipip()
-    lines, signs = [], ["| finding | people | found | |", "|---|---|---|---|"]
+    lines, signs = [], table_head("finding | people | found | ")
     for number in given.people:
         study = _Study(work / f"{number}.csv")
         for seed in range(REPEATS[number]):

@@ -34,8 +34,6 @@ from numpyro_ext.potentials.trees.mixture import TreeMoments, TreeParameters, ti
 
 from .tree_parameters import em_step
 
-__all__ = ["TreeDenoising", "TreeFit", "denoise", "fit", "pixel_variance"]
-
 
 class TreeFit(NamedTuple):
     """What :func:`fit` returns."""

@@ -29,8 +29,6 @@ from numpyro_ext.potentials.trees.mixture import (
 )
 from numpyro_ext.structure.sparse_linear.form import SparseLinear
 
-__all__ = ["em_step", "fit_prior", "fit_prior_to_noisy", "initial_parameters", "learn_prior", "m_step"]
-
 # The power of the scale in which the complete-data log density is linear, up to a log: what makes its update closed.
 # For Student's t the data are completed by the precision of the Gaussian that it is a mixture of.
 _POWERS = {LaplacePotential: 1.0, GaussianPotential: 2.0, StudentTPotential: 2.0}
