@@ -69,8 +69,7 @@ def shared(make: Callable[..., _Made], *static: Hashable | Structured, **options
     _kept.move_to_end(key)
     while len(_kept) > _SIZE:
         _kept.popitem(last=False)
-    found: _Made = _kept[key]
-    return found
+    return _kept[key]
 
 
 def clear(*makes: Callable[..., object]) -> None:

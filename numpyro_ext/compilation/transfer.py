@@ -19,5 +19,4 @@ def to_device(values: ArrayLike) -> Array:
     >>> to_device(np.arange(3.0)).shape
     (3,)
     """
-    moved: Array = jax.device_put(values if isinstance(values, jax.Array) else np.asarray(values))
-    return moved
+    return jax.device_put(values if isinstance(values, jax.Array) else np.asarray(values))

@@ -33,8 +33,7 @@ class Season(NamedTuple):
     @property
     def result(self) -> np.ndarray:
         """Two where the home team wins, one for a draw and zero where the guest wins, shape ``(matches,)``."""
-        found: np.ndarray = 1 + np.sign(self.home_goals - self.away_goals)
-        return found
+        return 1 + np.sign(self.home_goals - self.away_goals)
 
 
 def load_premier_league() -> Season:

@@ -37,8 +37,7 @@ def score(nonlinearity: str, data: EventCounts, folds: np.ndarray, *, progress_b
     engine = EP(model, progress_bar=progress_bar)
     num_folds = int(folds.max()) + 1
     found = cross_validate(engine, jax.random.key(0), data.centres, data.counts, folds=folds, num_folds=num_folds)
-    result: np.ndarray = -np.asarray(found.log_predictive).mean(axis=1)
-    return result
+    return -np.asarray(found.log_predictive).mean(axis=1)
 
 
 def run(output: Path) -> None:

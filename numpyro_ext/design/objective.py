@@ -120,8 +120,7 @@ class Objective:
             return _Moments(mean, jnp.maximum(variance, 0.0), covariance, factors)
 
         numbers = jnp.arange(len(self._weights))  # there may be no hyperparameters
-        found: _Moments = jax.lax.map(at, (*self._points, numbers))
-        return found
+        return jax.lax.map(at, (*self._points, numbers))
 
     @property
     def dtype(self) -> Any:
@@ -137,8 +136,7 @@ class Objective:
             return _real_leaves(self._moments_at(x))[0]
 
         _, pull = jax.vjp(real, x)
-        slope: Array = pull(slopes)[0]
-        return slope
+        return pull(slopes)[0]
 
     def _score_of(self, moments: _Moments) -> Array:
         """Score of all new observations, by any function of their outcomes."""
@@ -165,8 +163,7 @@ class Objective:
     def _with_slopes(self, moments: _Moments) -> tuple[Array, list[Array]]:
         """The score, and its derivatives in what is real of the moments."""
         real, restore = _real_leaves(moments)
-        found: tuple[Array, list[Array]] = jax.value_and_grad(lambda leaves: self._score_of(restore(leaves)))(real)
-        return found
+        return jax.value_and_grad(lambda leaves: self._score_of(restore(leaves)))(real)
 
     def value(self, x: np.ndarray) -> float:
         if self._is_joint:
@@ -241,8 +238,7 @@ def _joint_information(
         for number in range(stop - start):
             log_p = (log_p[:, :, None] + table[:, number, None, :]).reshape(len(eta), -1)
         start = stop
-    found: Array = committee_information(log_p[:, None], weights[of_draw] / num_draws)[0]
-    return found
+    return committee_information(log_p[:, None], weights[of_draw] / num_draws)[0]
 
 
 def _real_leaves(tree: object) -> tuple[list[Array], Callable[[list[Array]], Any]]:

@@ -158,8 +158,7 @@ def _climb(
     low = np.broadcast_to(low, x.shape)
 
     def at(unit: np.ndarray) -> np.ndarray:
-        point: np.ndarray = low + width * np.clip(unit, 0.0, 1.0).reshape(x.shape)
-        return point
+        return low + width * np.clip(unit, 0.0, 1.0).reshape(x.shape)
 
     def descend(unit: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = objective.value_and_gradient(at(unit))

@@ -74,5 +74,4 @@ def log_gains(outlook: Outlook, number: int, value: float) -> np.ndarray:
     :param float value: the outcome.
     """
     log_p = outlook.log_predictive(np.array([number]), np.array([value]))[0]
-    found: np.ndarray = (_POWERS - 1.0) * log_p - outlook.log_power_masses(number, _POWERS)
-    return found
+    return (_POWERS - 1.0) * log_p - outlook.log_power_masses(number, _POWERS)

@@ -95,8 +95,7 @@ class AnalysisPrior(Distribution):
         value = jnp.asarray(value)
         flat = value.reshape(-1, value.shape[-1])
         coefficients = jax.vmap(self.operator.matvec)(flat).reshape(*value.shape[:-1], self.operator.shape[0])
-        found: Array = self.weight * self.prior.log_prob(coefficients)
-        return found
+        return self.weight * self.prior.log_prob(coefficients)
 
     def sample(self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()) -> Array:
         raise NotImplementedError("AnalysisPrior is known up to a constant only: it cannot be sampled from.")

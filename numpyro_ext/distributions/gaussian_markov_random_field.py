@@ -207,8 +207,7 @@ class GaussianMarkovRandomField(Distribution):
         if null is not None:
             return constrained.without(self.loc)
         conditioned = jnp.vectorize(self.entries.conditioned, signature="(m),(n,d)->(n,d)")
-        found: Array = conditioned(self._numbers, self.loc[..., None])[..., 0]
-        return found
+        return conditioned(self._numbers, self.loc[..., None])[..., 0]
 
     def dense_precision(self) -> Array:
         """Precision on the support as a dense matrix, in the coordinates of ``biject_to(support)``: shape
@@ -217,8 +216,7 @@ class GaussianMarkovRandomField(Distribution):
             dense = self.entries.constant_dense(self.constants, self.loc.dtype)
         else:
             dense = jnp.vectorize(self.entries.dense, signature="(m)->(d,e)")(self._numbers)
-        found: Array = self.scale[..., None, None] * dense
-        return found
+        return self.scale[..., None, None] * dense
 
     @property
     def _numbers(self) -> Array:
@@ -232,8 +230,7 @@ class GaussianMarkovRandomField(Distribution):
     def _log_determinant(self) -> Array:
         if self.constants is not None:
             return jnp.asarray(self.entries.constant_log_determinant(self.constants), self.loc.dtype)
-        found: Array = jnp.vectorize(self.entries.log_determinant, signature="(m)->()")(self._numbers)
-        return found
+        return jnp.vectorize(self.entries.log_determinant, signature="(m)->()")(self._numbers)
 
     def _check_proper(self, what: str) -> None:
         if not self.is_proper:

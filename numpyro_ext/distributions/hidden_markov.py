@@ -198,8 +198,7 @@ class HiddenMarkov(Distribution):
         return jnp.where(_inside(self.num_steps, self.lengths), jnp.moveaxis(seen, 0, -1), 0)
 
     def _is_valid(self, value: ArrayLike) -> Array:
-        found: Array = _Sequence(self.emission.shape[-1], self.lengths)(value)
-        return found
+        return _Sequence(self.emission.shape[-1], self.lengths)(value)
 
     def _logs(self, value: ArrayLike) -> tuple[Array, Array, Array, Array]:
         """Log probabilities of the first state, of transitions and of what was seen at each step, and the lengths."""

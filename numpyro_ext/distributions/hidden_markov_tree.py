@@ -127,8 +127,7 @@ class HiddenMarkovTree(Distribution):
 
         def component(name: str) -> Potential:
             potential, _ = _potential(name, getattr(self, name))
-            found: Potential = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x, float), shape), potential)
-            return found
+            return jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x, float), shape), potential)
 
         return TreeParameters(
             component("low"),
@@ -152,8 +151,7 @@ class HiddenMarkovTree(Distribution):
                 lambda x: jnp.broadcast_to(x, lead + x.shape[skip:]).reshape(-1, *x.shape[skip:]), self.parameters
             )
             found = jax.vmap(function)(parameters, flat)
-        joined: Tree = jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), found)
-        return joined
+        return jax.tree.map(lambda x: x.reshape(*lead, *x.shape[1:]), found)
 
     @validate_sample
     def log_prob(self, value: ArrayLike) -> Array:

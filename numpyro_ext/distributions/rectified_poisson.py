@@ -160,5 +160,4 @@ class SoftplusPoisson(_RectifiedPoisson):
         shifted = self._shifted_predictor()
         value = jnp.asarray(value, shifted.dtype)
         log_rate = jnp.log(self.exposure) + log_softplus(shifted)
-        found: Array = value * log_rate - self.exposure * jax.nn.softplus(shifted) - gammaln(value + 1.0)
-        return found
+        return value * log_rate - self.exposure * jax.nn.softplus(shifted) - gammaln(value + 1.0)

@@ -30,8 +30,7 @@ def reduce_short(operation: Any, x: Array) -> Array:
     """
     size = x.shape[-1]
     if not 0 < size <= _LONGEST:
-        found: Array = operation.reduce(x, axis=-1)
-        return found
+        return operation.reduce(x, axis=-1)
     return functools.reduce(operation, [x[..., i] for i in range(size)])
 
 

@@ -79,15 +79,12 @@ def predictive_entropy(
     number = num_outcomes(potential, mean, variance, weights)
     if number is not None:
         log_p = log_predictive_probabilities(potential, mean, variance, weights, number)
-        total: Array = _entropy_of_outcomes(log_p)
-        return total
+        return _entropy_of_outcomes(log_p)
     if isinstance(potential, GaussianPotential) and len(weights) == 1:
-        entropy: Array = 0.5 * (_LOG_2PI_E + jnp.log(jnp.square(potential.scale) + variance))[0]
-        return entropy
+        return 0.5 * (_LOG_2PI_E + jnp.log(jnp.square(potential.scale) + variance))[0]
     # Gaussian noise has a closed form, which needs no nodes: none is compiled for another number of them.
     num_nodes = 0 if isinstance(potential, GaussianPotential) else _num_nodes(potential, variance)
-    found: Array = _real_entropy(potential, mean, variance, weights, num_nodes)
-    return found
+    return _real_entropy(potential, mean, variance, weights, num_nodes)
 
 
 def expected_conditional_entropy(
@@ -132,8 +129,7 @@ def expected_conditional_entropy(
         entropy = 0.5 * (_LOG_2PI_E + jnp.log(jnp.square(jnp.asarray(potential.scale, mean.dtype)) + remains))
         return jnp.tensordot(weights, jnp.broadcast_to(entropy, mean.shape), 1)
     if isinstance(potential, ProbitPotential):
-        expected: Array = _probit_conditional_entropy(mean, known, remains, weights, method=method)
-        return expected
+        return _probit_conditional_entropy(mean, known, remains, weights, method=method)
     if method == "closed-form":
         raise ValueError(f"The closed form is one of probit factors, and this is a {type(potential).__name__}.")
     number = num_outcomes(potential, mean, variance, weights)
@@ -148,10 +144,9 @@ def expected_conditional_entropy(
         parts = jax.vmap(lambda w: _real_entropy(potential, mean, zeros, w, 1))(jnp.eye(len(weights), dtype=mean.dtype))
         return jnp.tensordot(weights, parts, 1)
     num_nodes = _num_nodes(potential, known)
-    found: Array = _conditional_entropy(
+    return _conditional_entropy(
         potential, mean, known, weights, None if left is None else remains, number=number, num_nodes=num_nodes
     )
-    return found
 
 
 def expected_information(
@@ -184,18 +179,16 @@ def expected_information(
     is_single = dtype == jnp.float32 and left is None and method == "quadrature"
     is_one = weights is None or jnp.shape(weights)[0] == 1
     if isinstance(potential, ProbitPotential) and is_one and method == "quadrature":
-        information: Array = _probit_information(
+        return _probit_information(
             potential.label, jnp.asarray(mean, dtype), jnp.asarray(variance, dtype), left, is_mixed=weights is not None
         )
-        return information
     mean, variance, weights = _with_component(potential, mean, variance, weights)
     number = num_outcomes(potential, mean, variance, weights) if is_single else None
     if number is not None:
         log_mixed = log_predictive_probabilities(potential, mean, variance, weights, number)
-        found: Array = _expected_divergence(
+        return _expected_divergence(
             potential, mean, variance, weights, log_mixed, num_nodes=_num_nodes(potential, variance)
         )
-        return found
     entropy = expected_conditional_entropy(potential, mean, variance, weights, left=left, method=method)
     return predictive_entropy(potential, mean, variance, weights) - entropy
 

@@ -44,8 +44,7 @@ def with_outcome(potential: _Factors, value: ArrayLike) -> _Factors:
     old = jnp.asarray(getattr(potential, known.field))
     new = jnp.asarray(value, old.dtype)
     values = {known.field: jnp.broadcast_to(new, jnp.broadcast_shapes(new.shape, old.shape))}
-    found: _Factors = dataclasses.replace(potential, **values)  # type: ignore[type-var]  # as every potential is one
-    return found
+    return dataclasses.replace(potential, **values)  # type: ignore[type-var]  # as every potential is one
 
 
 def num_outcomes(potential: Potential, mean: ArrayLike, variance: ArrayLike, weights: ArrayLike) -> int | None:
@@ -112,8 +111,7 @@ def log_predictive_probabilities(
             parts = jnp.where(value <= known.limit, parts, -jnp.inf)
         return jax.nn.logsumexp(parts + log_weights, axis=0)
 
-    found: Array = jax.lax.map(of, jnp.arange(number))
-    return found
+    return jax.lax.map(of, jnp.arange(number))
 
 
 @functools.partial(jax.jit, static_argnames="number")
@@ -126,8 +124,7 @@ def log_probabilities(potential: Potential, eta: ArrayLike, number: int) -> Arra
         log_p = with_outcome(potential, value).log_density(eta)
         return log_p if known.limit is None else jnp.where(value <= known.limit, log_p, -jnp.inf)
 
-    found: Array = jax.lax.map(of, jnp.arange(number))
-    return found
+    return jax.lax.map(of, jnp.arange(number))
 
 
 def _prepared(mean: ArrayLike, variance: ArrayLike, weights: ArrayLike) -> tuple[Array, Array, Array]:

@@ -93,8 +93,7 @@ def log_concave_moments(
         across.T @ found.site_precision @ across,
         found.site_shift @ across,
     )
-    moments: VectorTiltedMoments = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), parts)
-    return moments
+    return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), parts)
 
 
 def _flat(factors: _Factors, batch_shape: tuple[int, ...], shape: tuple[int, ...]) -> _Factors:
@@ -106,5 +105,4 @@ def _flat(factors: _Factors, batch_shape: tuple[int, ...], shape: tuple[int, ...
         own = leaf.shape[num_axes:]
         return jnp.broadcast_to(leaf, (*shape, *own)).reshape(-1, *own)
 
-    chosen: _Factors = jax.tree.map(flattened, factors)
-    return chosen
+    return jax.tree.map(flattened, factors)

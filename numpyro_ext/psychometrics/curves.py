@@ -141,8 +141,7 @@ def fisher_information(response: Response, theta: ArrayLike) -> Array:
     def along(direction: Array) -> tuple[Array, ...]:
         """Square roots of the parts of the information along a direction; their squares add up."""
         tangent = jnp.broadcast_to(direction, theta.shape)
-        slopes: tuple[Array, ...] = jax.jvp(lambda point: _parts(response(point)), (theta,), (tangent,))[1]
-        return slopes
+        return jax.jvp(lambda point: _parts(response(point)), (theta,), (tangent,))[1]
 
     weights = _weights(response(theta))
     slopes = [along(direction) for direction in directions]

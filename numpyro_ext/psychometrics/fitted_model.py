@@ -75,8 +75,7 @@ class FittedModel:
     @property
     def _hyper(self) -> Mapping[str, Array]:
         """Hyperparameters of an engine, without their standard errors, which have to be computed."""
-        found: Mapping[str, Array] = self.source._finished().fit.hyper
-        return found
+        return self.source._finished().fit.hyper
 
     def estimates(self, without: str) -> dict[str, Array]:
         """One value of each site but one: of hyperparameters the optimum, of others the posterior mean."""
@@ -103,8 +102,7 @@ class FittedModel:
         if self.items is not None:
             if self.items.answers is None:
                 raise ValueError("The model was fitted without answers: give answers=, shape (people, items).")
-            answers: np.ndarray = self.items.answers
-            return answers
+            return self.items.answers
         with handlers.block(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             sites = handlers.trace(handlers.seed(self.model, 0)).get_trace(*self.args, **self.kwargs)
@@ -153,5 +151,4 @@ def _near_optimum(run: Any, number: int, key: Array) -> dict[str, Array]:
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     noise = jax.random.normal(key, (number, len(root)))
     optimum = jnp.asarray(run.fit.last_state.values)
-    drawn: dict[str, Array] = jax.vmap(run.space.unpack)(optimum + noise @ jnp.asarray(root).T)
-    return drawn
+    return jax.vmap(run.space.unpack)(optimum + noise @ jnp.asarray(root).T)

@@ -88,8 +88,7 @@ def expected_answers(probabilities: np.ndarray, weights: np.ndarray, item: int, 
         own = weights * probabilities[:, item, category]
         joint[category : category + rest.shape[1], category] = own @ rest
     total = joint.sum(1, keepdims=True)
-    shares: np.ndarray = np.divide(joint, total, out=np.zeros_like(joint), where=total > 0)
-    return shares
+    return np.divide(joint, total, out=np.zeros_like(joint), where=total > 0)
 
 
 def _pearson(counts: np.ndarray, expected: np.ndarray, least: float) -> tuple[float, int]:

@@ -131,5 +131,4 @@ def maximum_likelihood(
         )
 
     first = (jnp.zeros((), int), start, jnp.asarray(1.0), jnp.asarray(jnp.inf), log_likelihood(start))
-    found: Array = lax.while_loop(goes_on, advance, first)[1]
-    return found
+    return lax.while_loop(goes_on, advance, first)[1]

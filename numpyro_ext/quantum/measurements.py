@@ -147,8 +147,7 @@ def axis_measurements(axes: ArrayLike) -> Array:
     length = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
     if is_concrete(length) and not bool(jnp.all(length > 0.0)):
         raise ValueError("An axis has the length zero.")
-    found: Array = _projections(vectors, length)
-    return found
+    return _projections(vectors, length)
 
 
 @jax.jit

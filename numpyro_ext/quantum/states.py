@@ -113,16 +113,12 @@ def fidelity(state: ArrayLike, other: ArrayLike) -> Array:
 
 
 def _determinant(matrix: Array) -> Array:
-    found: Array = (matrix[..., 0, 0] * matrix[..., 1, 1]).real - jnp.square(jnp.abs(matrix[..., 0, 1]))
-    return found
+    return (matrix[..., 0, 0] * matrix[..., 1, 1]).real - jnp.square(jnp.abs(matrix[..., 0, 1]))
 
 
 def _root(matrix: Array) -> Array:
     values, vectors = jnp.linalg.eigh(matrix)
-    found: Array = (vectors * jnp.sqrt(jnp.maximum(values, 0.0))[..., None, :]) @ jnp.conj(
-        jnp.swapaxes(vectors, -1, -2)
-    )
-    return found
+    return (vectors * jnp.sqrt(jnp.maximum(values, 0.0))[..., None, :]) @ jnp.conj(jnp.swapaxes(vectors, -1, -2))
 
 
 def haar_unitary(ginibre: ArrayLike) -> Array:
@@ -132,8 +128,7 @@ def haar_unitary(ginibre: ArrayLike) -> Array:
     """
     q, r = jnp.linalg.qr(jnp.asarray(ginibre))
     diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
-    found: Array = q * (diagonal / jnp.abs(diagonal))[..., None, :]
-    return found
+    return q * (diagonal / jnp.abs(diagonal))[..., None, :]
 
 
 def uniform_bloch_vector(normals: ArrayLike) -> Array:
@@ -158,8 +153,7 @@ def uniform_bloch_vector(normals: ArrayLike) -> Array:
     a = jnp.sqrt(far_square)
     far = (0.25 * np.sqrt(np.pi) * erf(a) - 0.5 * a * jnp.exp(-far_square)) / (a * far_square)
     ratio = jnp.where(square < _NEAR_ZERO, near, far) * (4.0 / np.sqrt(np.pi))
-    found: Array = jnp.cbrt(ratio) * z / np.sqrt(2.0)
-    return found
+    return jnp.cbrt(ratio) * z / np.sqrt(2.0)
 
 
 def checked_state(state: ArrayLike) -> np.ndarray:

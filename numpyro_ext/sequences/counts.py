@@ -77,8 +77,7 @@ class Unigram(_Smoothed):
             self._log_shares: np.ndarray = np.log(counts) - np.log(counts.sum())
 
     def _log_probabilities(self, sequences: EventSequences) -> np.ndarray:
-        logs: np.ndarray = self._log_shares[sequences.items]
-        return logs
+        return self._log_shares[sequences.items]
 
     def _next(self, history: np.ndarray, user: int | None) -> np.ndarray:
         return self._log_shares.copy()
@@ -172,8 +171,7 @@ class Bigram(_Pooled):
         with np.errstate(invalid="ignore"):
             found = (self._pairs.of(previous, items) + self._added) / total
         # an item that nothing followed, where nothing is added
-        shares: np.ndarray = np.where(total > 0, found, np.exp(self._alone._log_shares)[items])
-        return shares
+        return np.where(total > 0, found, np.exp(self._alone._log_shares)[items])
 
 
 class KneserNey(_Pooled):
@@ -208,8 +206,7 @@ class KneserNey(_Pooled):
         given = self._discount * self._followers[previous]
         with np.errstate(invalid="ignore", divide="ignore"):
             found = (kept + given * self._continued[items]) / total
-        shares: np.ndarray = np.where(total > 0, found, self._continued[items])
-        return shares
+        return np.where(total > 0, found, self._continued[items])
 
 
 @dataclass(eq=False)

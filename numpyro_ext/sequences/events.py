@@ -132,8 +132,7 @@ class EventSequences(Shown):
     @cached_property
     def starts(self) -> np.ndarray:
         """Index of each user's first event in ``items``, shape ``(users,)``."""
-        starts: np.ndarray = np.cumsum(self.lengths) - self.lengths
-        return starts
+        return np.cumsum(self.lengths) - self.lengths
 
     @cached_property
     def users(self) -> np.ndarray:
@@ -143,8 +142,7 @@ class EventSequences(Shown):
     @cached_property
     def positions(self) -> np.ndarray:
         """Number of events of the same user before each event, shape ``(total,)``."""
-        positions: np.ndarray = np.arange(self.items.size) - self.starts[self.users]
-        return positions
+        return np.arange(self.items.size) - self.starts[self.users]
 
     @cached_property
     def previous(self) -> np.ndarray:
@@ -247,8 +245,7 @@ class EventSequences(Shown):
             )
 
         def size(length: np.ndarray) -> np.ndarray:
-            sizes: np.ndarray = np.clip(np.round(share * length).astype(int), least, most)
-            return sizes
+            return np.clip(np.round(share * length).astype(int), least, most)
 
         short = self.lengths <= 2 * size(self.lengths)
         whole = self._without_users(short, f"{short.sum()} users with too few events to divide")
@@ -322,8 +319,7 @@ class EventSplit(Shown):
     @cached_property
     def is_test(self) -> np.ndarray:
         """True for each event of ``whole`` that belongs to the test, shape ``(total,)``."""
-        found: np.ndarray = self.whole.positions >= self.history.lengths[self.whole.users]
-        return found
+        return self.whole.positions >= self.history.lengths[self.whole.users]
 
     def mean_over_users(self, values: ArrayLike) -> float:
         """Mean over users with test events of the mean of each user's values, one for each test event."""

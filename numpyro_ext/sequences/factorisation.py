@@ -157,5 +157,4 @@ def _objective(table: Any, items: np.ndarray, users: np.ndarray, penalty: float)
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:
     shifted = logits - logits.max()
-    logs: np.ndarray = shifted - np.log(np.sum(np.exp(shifted)))
-    return logs
+    return shifted - np.log(np.sum(np.exp(shifted)))

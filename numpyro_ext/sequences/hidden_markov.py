@@ -204,8 +204,7 @@ class HiddenMarkovBaseline(SequencePredictor):
         for item in history:
             state = state * emission[:, item]
             state = (state / state.sum()) @ transition
-        logs: np.ndarray = np.log(state @ emission)
-        return logs
+        return np.log(state @ emission)
 
 
 class _Lanes(NamedTuple):

@@ -105,8 +105,7 @@ class PersonalMixture(SequencePredictor):
         """Log of the mixture of probabilities of components on the last axis, after histories of given lengths."""
         with np.errstate(divide="ignore"):
             logs = logs + np.log(self.weights[_history_class(lengths)])
-        mixed: np.ndarray = np.logaddexp.reduce(logs, axis=-1)
-        return mixed
+        return np.logaddexp.reduce(logs, axis=-1)
 
     def _next(self, history: np.ndarray, user: int | None) -> np.ndarray:
         logs = np.stack([part.next_log_probabilities(history, user) for part in self.parts], axis=-1)

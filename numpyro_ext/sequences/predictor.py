@@ -64,8 +64,7 @@ class SequencePredictor:
         :raises ValueError: before ``fit``, or for another number of items.
         """
         self._check_fitted(split.test.num_items)
-        logs: np.ndarray = self._log_probabilities(split.whole)[split.is_test]
-        return logs
+        return self._log_probabilities(split.whole)[split.is_test]
 
     def next_log_probabilities(self, history: ArrayLike, user: int | None = None) -> np.ndarray:
         """Log probabilities of all items to be next after a history, shape ``(items,)``.

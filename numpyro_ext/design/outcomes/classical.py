@@ -34,11 +34,9 @@ def fisher_information(potential: Potential, mean: Array, variance: Array, numbe
         assert isinstance(potential, GaussianPotential)
         return jnp.broadcast_to(1.0 / jnp.square(potential.scale), mean.shape)
     if at == "mean":
-        found: Array = _at(potential, mean, number=number)
-        return found
+        return _at(potential, mean, number=number)
     weights = np.exp(-0.5 * np.square(_NODES))
-    expected: Array = _expected(potential, mean, variance, _NODES, weights / weights.sum(), number=number)
-    return expected
+    return _expected(potential, mean, variance, _NODES, weights / weights.sum(), number=number)
 
 
 @functools.partial(jax.jit, static_argnames="number")

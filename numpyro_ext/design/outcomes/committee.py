@@ -98,8 +98,7 @@ def committee_information(
     if bias_correction == "delta":
         p, mean = jnp.exp(log_p), jnp.exp(mixture(log_p, w))
         variance = jnp.tensordot(w, jnp.square(p - mean), 1)
-        delta: Array = plain + 0.5 / (size - 1.0) * jnp.sum(jnp.where(mean > 0.0, variance / mean, 0.0), axis=-1)
-        return delta
+        return plain + 0.5 / (size - 1.0) * jnp.sum(jnp.where(mean > 0.0, variance / mean, 0.0), axis=-1)
 
     def without(number: Array) -> Array:
         left = jnp.where(jnp.arange(len(w)) == number, 0.0, w)
@@ -107,8 +106,7 @@ def committee_information(
 
     # of weighted members, each leaves with its weight
     others = jnp.tensordot(w, jax.lax.map(without, jnp.arange(len(w))), 1)
-    jackknife: Array = size * plain - (size - 1.0) * others
-    return jackknife
+    return size * plain - (size - 1.0) * others
 
 
 def nested_information(log_p: ArrayLike, weights: ArrayLike | None = None) -> Array:
@@ -155,8 +153,7 @@ def component_tables(potential: Potential, mean: Array, variance: Array, number:
         one: Any = jax.tree.map(lambda leaf: leaf[None], component)
         return jnp.moveaxis(log_predictive_probabilities(*one, jnp.ones(1, mean.dtype), number), 0, -1)
 
-    found: Array = jax.lax.map(of, (potential, mean, variance))
-    return found
+    return jax.lax.map(of, (potential, mean, variance))
 
 
 @functools.partial(jax.jit, static_argnames="number")
@@ -169,8 +166,7 @@ def vote_shares(potential: Potential, mean: Array, variance: Array, number: int)
     nodes = jnp.linspace(-_FURTHEST, _FURTHEST, _NUM_VOTE_NODES, dtype=mean.dtype)
 
     def at(z: Array) -> Array:
-        table: Array = log_probabilities(potential, mean + scale * z, number)
-        return table
+        return log_probabilities(potential, mean + scale * z, number)
 
     def add(sums: tuple[Array, Array, Array], z: Array) -> tuple[tuple[Array, Array, Array], None]:
         total, before, log_p = sums
@@ -191,8 +187,7 @@ def vote_shares(potential: Potential, mean: Array, variance: Array, number: int)
 
     start = jnp.zeros((number, *mean.shape), mean.dtype), nodes[0], at(nodes[0])
     (total, *_), _ = jax.lax.scan(add, start, nodes[1:])
-    shares: Array = jnp.moveaxis(total / jnp.sum(total, axis=0), 0, -1)
-    return shares
+    return jnp.moveaxis(total / jnp.sum(total, axis=0), 0, -1)
 
 
 def _information(log_p: Array, w: Array) -> Array:

@@ -194,8 +194,7 @@ def _points_on_field(
         )
 
     def covariance(rows: np.ndarray) -> Array:
-        found: Array = programs.joint(reading.data, hyper, fields, jnp.asarray(rows), elements.elements)
-        return found
+        return programs.joint(reading.data, hyper, fields, jnp.asarray(rows), elements.elements)
 
     return Points(jnp.asarray(weights, mean.dtype), potentials, mean, variance, lambda rows: None, covariance)
 
@@ -225,8 +224,7 @@ def _on_field(reading: LatentGaussianReading) -> _Programs:
         return jax.lax.map(at, (hyper, fields))
 
     def joint(data: object, hyper: object, fields: Array, rows: Array, elements: Mapping[str, Array]) -> Array:
-        found: Array = jax.lax.map(lambda point: given(point, data, rows, elements)[1][1], (hyper, fields))
-        return found
+        return jax.lax.map(lambda point: given(point, data, rows, elements)[1][1], (hyper, fields))
 
     return _Programs(jax.jit(moments), jax.jit(joint))
 
@@ -256,12 +254,10 @@ def _points(reading: LatentGaussianReading, interest: Interest, weights: np.ndar
         if not interest.elements:
             return None
         interest.check_joint(len(rows))
-        found: Array = programs.left(reading.data, number, hyper, rows, interest.elements)
-        return found
+        return programs.left(reading.data, number, hyper, rows, interest.elements)
 
     def covariance(rows: np.ndarray) -> Array:
-        found: Array = programs.joint(reading.data, number, hyper, rows, interest.elements)
-        return found
+        return programs.joint(reading.data, number, hyper, rows, interest.elements)
 
     return Points(jnp.asarray(weights, mean.dtype), potentials, mean, variance, left, covariance)
 
@@ -287,17 +283,14 @@ def _programs(reading: LatentGaussianReading) -> _Programs:
 
     def joint(data: object, number: Array, hyper: object, rows: Array, elements: Mapping[str, Array]) -> Array:
         def at(point: object) -> Array:
-            covariance: Array = joint_covariance(*designed(point, data, rows, elements))
-            return covariance
+            return joint_covariance(*designed(point, data, rows, elements))
 
-        found: Array = jax.lax.map(at, (number, hyper))
-        return found
+        return jax.lax.map(at, (number, hyper))
 
     def left(data: object, number: Array, hyper: object, rows: Array, elements: Mapping[str, Array]) -> Array:
         def at(point: object) -> Array:
             return variance_left(*designed(point, data, rows, elements), len(rows))
 
-        found: Array = jax.lax.map(at, (number, hyper))
-        return found
+        return jax.lax.map(at, (number, hyper))
 
     return _Programs(jax.jit(moments), jax.jit(joint), jax.jit(left))

@@ -65,8 +65,7 @@ def _traced_sites(
 ) -> dict[str, Any]:
     args, kwargs = call
     run = handlers.substitute(handlers.seed(model, rng_key), data=dict(latents))
-    found: dict[str, Any] = handlers.trace(run).get_trace(*args, **kwargs)
-    return found
+    return handlers.trace(run).get_trace(*args, **kwargs)
 
 
 def outcome_sites(

@@ -259,8 +259,7 @@ def _has_hash(value: object) -> bool:
 
 
 def _log_table(at: Callable[[object], object], latents: dict[str, Array], column: Array) -> Array:
-    found: Array = jax.lax.map(lambda one: _log_density(at(one), column), latents)
-    return found
+    return jax.lax.map(lambda one: _log_density(at(one), column), latents)
 
 
 def _moments(at: Callable[[Any], Any], latents: dict[str, Array]) -> Any:
@@ -307,8 +306,7 @@ def _table(outcomes: _Outcomes, fn: dist.Distribution, weights: Array | None) ->
                 "at once: give fewer draws, or score the candidates in parts."
             )
         column = values.reshape(-1, *(1,) * len(fn.batch_shape))
-        found: Array = outcomes.compute(_log_table, jnp.asarray(column))
-        return found
+        return outcomes.compute(_log_table, jnp.asarray(column))
 
     try:
         return of(np.asarray(fn.enumerate_support(expand=False)).reshape(-1))

@@ -107,8 +107,7 @@ class Outlook(ABC):
         """
         table, values = np.asarray(self.log_mixture), np.asarray(values, float)
         is_one = (values == np.floor(values)) & (values >= 0.0) & (values < table.shape[-1])
-        found: np.ndarray = np.where(is_one, table[numbers, np.where(is_one, values, 0.0).astype(int)], -np.inf)
-        return found
+        return np.where(is_one, table[numbers, np.where(is_one, values, 0.0).astype(int)], -np.inf)
 
     def log_power_masses(self, number: int, powers: np.ndarray) -> np.ndarray:
         """Log of the sums over outcomes (integrals) of powers of the predictive probability (density).
@@ -117,8 +116,7 @@ class Outlook(ABC):
         :param powers: shape ``(k,)``, above zero.
         """
         table = np.asarray(self.log_mixture, float)[number]
-        found: np.ndarray = np.logaddexp.reduce(powers[:, None] * table, axis=1)
-        return found
+        return np.logaddexp.reduce(powers[:, None] * table, axis=1)
 
     def error(self, numbers: np.ndarray, values: np.ndarray) -> float:
         """Distance of predictions of some observations from their values: the share of those that are not the likeliest
@@ -218,10 +216,7 @@ class GaussianOutlook(Outlook):
         nodes, weights = real_nodes()
         values = float(center) + float(scale) * np.sinh(nodes)
         log_p = np.asarray(_log_density_of(*self._inputs, np.full(len(nodes), number), values), float)
-        found: np.ndarray = np.logaddexp.reduce(
-            powers[:, None] * log_p + np.log(weights * float(scale) * np.cosh(nodes)), axis=1
-        )
-        return found
+        return np.logaddexp.reduce(powers[:, None] * log_p + np.log(weights * float(scale) * np.cosh(nodes)), axis=1)
 
     def error(self, numbers: np.ndarray, values: np.ndarray) -> float:
         known = self.potential.outcomes()

@@ -138,8 +138,7 @@ class Pool:
         """Weights of the points, given all that is seen."""
         first = self._found.log_evidence if self._first_evidence is None else self._first_evidence
         log_weights = self._log_weights + np.asarray(self._found.log_evidence) - np.asarray(first)
-        weights: np.ndarray = np.exp(log_weights - np.logaddexp.reduce(log_weights))
-        return weights
+        return np.exp(log_weights - np.logaddexp.reduce(log_weights))
 
     def snapshot(self) -> tuple[dict[str, dict[int, float]], _Fit | None, tuple[int, ...]]:
         """Observations so far and their fit, for :meth:`restore`."""
@@ -212,8 +211,7 @@ class Pool:
 
     def covariances(self) -> Array:
         """Joint covariance of all predictors at each point, shape ``(points, rows, rows)``."""
-        found: Array = self._programs.covariances(self._forms, self._seen(self._capacities), self._found.state)
-        return found
+        return self._programs.covariances(self._forms, self._seen(self._capacities), self._found.state)
 
     def _placeholder(self, name: str) -> float:
         return float(np.asarray(self._run.reading.sites[name].value).reshape(-1)[0])
@@ -282,8 +280,7 @@ def _programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: float, 
             # Asked once: fits of a few rows would take longer over a factorisation of all than over the rest.
             return form._replace(prior=tuple(map(_known, form.prior))), is_valid_prior(form.prior)
 
-        found: tuple[LatentGaussian, Array] = jax.lax.map(at, (numbers, hyper))
-        return found
+        return jax.lax.map(at, (numbers, hyper))
 
     def start(forms: LatentGaussian, seen: _Seen) -> Any:
         return jax.lax.map(lambda form: algorithm.init(rows_of(form, seen)), forms)
@@ -298,8 +295,7 @@ def _programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: float, 
             mean, variance = posterior.mean_and_variance(AffineMap(form.design, form.offset))
             return _Fit(ended, log_evidence, info.converged, mean, jnp.maximum(variance, 0.0))
 
-        found: _Fit = jax.lax.map(at, (forms, state))
-        return found
+        return jax.lax.map(at, (forms, state))
 
     def fits_after(
         forms: LatentGaussian, seen: _Seen, state: object, slot: Array, candidates: Array, outcomes: Array, *, site: int
@@ -312,20 +308,16 @@ def _programs(reading: LatentGaussianReading, algorithm: Algorithm, tol: float, 
                 more = _Seen(put(seen.rows, candidate), put(seen.values, outcome), put(seen.is_used, True))
                 return fit(forms, more, state)._replace(state=None)
 
-            found: _Fit = jax.lax.map(told, outcomes)
-            return found
+            return jax.lax.map(told, outcomes)
 
-        fits: _Fit = jax.lax.map(at, candidates)
-        return fits
+        return jax.lax.map(at, candidates)
 
     def covariances(forms: LatentGaussian, seen: _Seen, state: object) -> Array:
         def at(point: tuple[LatentGaussian, object]) -> Array:
             posterior = algorithm.posterior(rows_of(point[0], seen), point[1])
-            found: Array = posterior.covariance(AffineMap(point[0].design, point[0].offset))
-            return found
+            return posterior.covariance(AffineMap(point[0].design, point[0].offset))
 
-        joint: Array = jax.lax.map(at, (forms, state))
-        return joint
+        return jax.lax.map(at, (forms, state))
 
     return _Programs(
         jax.jit(forms),

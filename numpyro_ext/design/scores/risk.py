@@ -190,11 +190,9 @@ def _risk(
 
     def at(inputs: tuple[Array, ...]) -> Array:
         candidate, *parts = inputs
-        found: Array = jax.lax.map(lambda x: one(x[0], candidate, *x[1:]), (jnp.arange(number), *parts))
-        return found
+        return jax.lax.map(lambda x: one(x[0], candidate, *x[1:]), (jnp.arange(number), *parts))
 
-    risks: Array = jax.lax.map(at, (candidates, log_after, means, variances))
-    return risks
+    return jax.lax.map(at, (candidates, log_after, means, variances))
 
 
 @partial(jax.jit, static_argnames=("loss", "number"))
@@ -228,8 +226,6 @@ def _one_step(
 
         after = [x[None] for x in jax.lax.map(told, jnp.arange(number))]
         seen = is_reference, is_seen, values
-        found: Array = _risk(potential, *seen, candidate[None], *after, loss=loss, number=number)[0]
-        return found
+        return _risk(potential, *seen, candidate[None], *after, loss=loss, number=number)[0]
 
-    scores: Array = jax.lax.map(at, jnp.arange(mean.shape[1]))
-    return scores
+    return jax.lax.map(at, jnp.arange(mean.shape[1]))

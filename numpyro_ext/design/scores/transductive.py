@@ -167,8 +167,7 @@ def _left(covariance: np.ndarray, noise: np.ndarray, at: np.ndarray, to: np.ndar
     is_reference = to[np.minimum(own, len(to) - 1)] == at
     inverse = np.square(vectors[own[is_reference]]) @ weight
     left[is_reference] = 1.0 / inverse - least - noise[at[is_reference]]
-    found: np.ndarray = np.maximum(left, 0.0)
-    return found
+    return np.maximum(left, 0.0)
 
 
 def _falls(outlook: GaussianOutlook, cross: Array, centred: Array) -> np.ndarray:
@@ -236,8 +235,7 @@ def _falls_of(
         parts = jnp.concatenate([centred, cross_at])
         return jnp.sum(parts * (features.T @ features @ parts))
 
-    found: Array = jax.lax.map(at, (jnp.arange(mean.shape[1]), mean.T, variance.T, jnp.moveaxis(cross, 1, 0)))
-    return found
+    return jax.lax.map(at, (jnp.arange(mean.shape[1]), mean.T, variance.T, jnp.moveaxis(cross, 1, 0)))
 
 
 def _rule(number: int) -> tuple[np.ndarray, np.ndarray]:

@@ -242,8 +242,7 @@ class _Configurations:
             part = self._p[:, start : start + step]
             mixed = (self._given @ part.reshape(len(part), -1)).reshape(len(self._masses), *part.shape[1:])
             found[start : start + step] += self._masses @ scipy.special.entr(mixed).sum(-1)
-        gains: np.ndarray = np.maximum(found, 0.0)
-        return gains
+        return np.maximum(found, 0.0)
 
     def take(self, number: int) -> None:
         p = self._p[:, number]
@@ -272,8 +271,7 @@ class _Configurations:
 
 def _entropy_of(log_shares: np.ndarray) -> np.ndarray:
     """Entropies over the first axis of unnormalised log probabilities."""
-    entropy: np.ndarray = scipy.special.entr(scipy.special.softmax(log_shares, axis=0)).sum(0)
-    return entropy
+    return scipy.special.entr(scipy.special.softmax(log_shares, axis=0)).sum(0)
 
 
 def _table_of_predictors(

@@ -151,8 +151,7 @@ def greedy_information(
 
     def gains() -> np.ndarray:
         own, *rest = (0.5 * np.log1p(np.maximum(np.diag(part), 0.0) / noise) for part in parts)
-        found: np.ndarray = own - sum(rest)
-        return found
+        return own - sum(rest)
 
     def take(number: int) -> None:
         for part in parts:
@@ -194,5 +193,4 @@ def conditional_covariance(joint: ArrayLike, number: int) -> np.ndarray:
     values, vectors = np.linalg.eigh(known)
     kept = values > _SINGULAR * max(values.max(initial=0.0), 0.0)
     explained = (cross @ vectors[:, kept]) / np.sqrt(values[kept])
-    left: np.ndarray = own - explained @ explained.T
-    return left
+    return own - explained @ explained.T

@@ -205,8 +205,7 @@ class _Search:
         return _Search(self._rows, self._prior, criterion, self._at, self._repeat)
 
     def precision(self, chosen: list[int]) -> np.ndarray:
-        found: np.ndarray = self._prior + self._rows[chosen].T @ self._rows[chosen]
-        return found
+        return self._prior + self._rows[chosen].T @ self._rows[chosen]
 
     def _after(self, precision: np.ndarray) -> np.ndarray:
         """The criterion once each row is added; infinite where parameters are undetermined."""

@@ -133,8 +133,7 @@ class Entries(NamedTuple):
         if self.null_space is not None:
             return basis
         solved = factor.solve(basis)
-        weights: Array = jnp.linalg.solve(basis.T @ solved, solved.T).T
-        return weights
+        return jnp.linalg.solve(basis.T @ solved, solved.T).T
 
     def conditioned(self, numbers: Array, columns: Array) -> Array:
         """Vectors as columns, shape ``(size, m)``, conditioned by kriging on being orthogonal to the constraint."""

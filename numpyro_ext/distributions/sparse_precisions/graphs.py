@@ -52,8 +52,7 @@ class GraphPrecision:
     @property
     def is_island(self) -> np.ndarray:
         """True for nodes without neighbours, shape ``(num_nodes,)``; their rows of the precision are zero."""
-        found: np.ndarray = np.bincount(self.labels)[self.labels] == 1
-        return found
+        return np.bincount(self.labels)[self.labels] == 1
 
     @property
     def rank(self) -> int:

@@ -253,8 +253,7 @@ class SparsePrecision:
         if not is_concrete(self.numbers, self.scale):
             return None
         numbers = np.asarray(self.numbers) if self.constants is None else self.constants.array
-        found: np.ndarray = np.asarray(self.scale)[..., None] * numbers
-        return found
+        return np.asarray(self.scale)[..., None] * numbers
 
     def _with(self, **changes: object) -> SparsePrecision:
         made = object.__new__(SparsePrecision)

@@ -84,8 +84,7 @@ class HybridPrograms:
         def proceed(carry: PyTree) -> Array:
             _, info, _, count = carry
             is_sound = (count == 0) | jnp.isfinite(info.log_evidence)
-            goes_on: Array = (count < num_steps) & ~self._has_converged(info) & is_sound
-            return goes_on
+            return (count < num_steps) & ~self._has_converged(info) & is_sound
 
         def advance(carry: PyTree) -> PyTree:
             state, _, trace, count = carry
@@ -103,8 +102,7 @@ class HybridPrograms:
         return state, StepInfo(end, info.log_evidence, jnp.zeros((), dtype), jnp.zeros((0,), bool))
 
     def _has_converged(self, info: hybrid.HybridInfo) -> Array:
-        ended: Array = (info.change < self._tol) & info.is_settled
-        return ended
+        return (info.change < self._tol) & info.is_settled
 
     def _blocks(self, data: Any, hyper: dict[str, Array], state: Paced) -> tuple[Any, Any]:
         form = self._reading.form(hyper, data)

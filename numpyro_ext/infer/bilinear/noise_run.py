@@ -75,8 +75,7 @@ class NoisyModel:
     def start(self, hyper: Mapping[str, Array], damping: float, rng_key: Array) -> noise.Paced:
         """State before the first iteration: products along the leading singular vectors of what cells say alone."""
         found = _spectral_start(self.form_at(hyper), rng_key)
-        state: noise.Paced = _paced(self.form, found.rows.seen, found.columns.seen, damping)
-        return state
+        return _paced(self.form, found.rows.seen, found.columns.seen, damping)
 
     def shapes(self) -> Any:
         """Shapes of a state."""
@@ -171,8 +170,7 @@ class NoiseRun(BilinearRun):
 
     @property
     def _messages(self) -> noise.NoiseState:
-        found: noise.NoiseState = self.fit.last_state.state.messages
-        return found
+        return self.fit.last_state.state.messages
 
     @cached_property
     def blocks(self) -> tuple[Any, Any]:
@@ -349,8 +347,7 @@ def _draw_program(reading: BilinearReading) -> Any:
             # Cut points that cross have density zero.
             return sites, jnp.where(jnp.isnan(density), -jnp.inf, density)
 
-        found: tuple[dict[str, Array], Array] = jax.lax.map(one, (drawn, rows, columns))
-        return found
+        return jax.lax.map(one, (drawn, rows, columns))
 
     return program
 

@@ -226,8 +226,7 @@ class BilinearPrograms:
             return values, state.objective, jnp.zeros(values.shape, bool)
 
         def learn(values: Array, state: core.State) -> tuple[Array, Array, Array]:
-            found: tuple[Array, Array, Array] = lax.cond(is_learning, raise_objective, hold, values, state)
-            return found
+            return lax.cond(is_learning, raise_objective, hold, values, state)
 
         values, state, info, moved = iterate(
             make_form,
@@ -264,8 +263,7 @@ class BilinearPrograms:
                 sites |= dict(zip(reading.share_sites, shares, strict=True))
             return sites, form.log_density(u, v, z, shares) + log_prior
 
-        draws: tuple[dict[str, Array], Array] = lax.map(one, jax.random.split(rng_key, num_samples))
-        return draws
+        return lax.map(one, jax.random.split(rng_key, num_samples))
 
     def _margin(self, data: Sequence[object], hyper: dict[str, Array], state: core.State) -> Array:
         return core.spectral_margin(self._reading.form(hyper, data), state)

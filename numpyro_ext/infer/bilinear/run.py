@@ -239,8 +239,7 @@ class BilinearRun(FinishedRun):
 
         def score(reading: BilinearReading, form: Bilinear) -> Array:
             key = jax.random.fold_in(self.rng_key, 2)
-            found: Array = log_predictive_counts(form, *self.cell_blocks(), key, num_samples=num_samples)
-            return found
+            return log_predictive_counts(form, *self.cell_blocks(), key, num_samples=num_samples)
 
         return self._scores(score, args, kwargs)
 

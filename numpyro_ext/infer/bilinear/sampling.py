@@ -59,8 +59,7 @@ class _Table(NamedTuple):
         place_key, key = jax.random.split(key)
         place = jax.random.randint(place_key, (size,), 0, self.alias.size, jnp.int32)
         stays = jax.random.uniform(key, (size,), self.threshold.dtype) < self.threshold[place]
-        found: Array = jnp.where(stays, place, self.alias[place])
-        return found
+        return jnp.where(stays, place, self.alias[place])
 
 
 @frozen_pytree
@@ -188,8 +187,7 @@ class CellSampler:
         number = size + size // 8 + 8
 
         def proceed(carry: Any) -> Array:
-            is_open: Array = carry[2] < size
-            return is_open
+            return carry[2] < size
 
         def fill(carry: Any) -> Any:
             i, j, filled, key = carry
@@ -216,8 +214,7 @@ class CellSampler:
             return jnp.where(is_below, middle + 1, low), jnp.where(is_open & ~is_below, middle, high)
 
         low, _ = lax.while_loop(lambda carry: jnp.any(carry[0] < carry[1]), halve, (self.start[rows], end))
-        found: Array = (low < end) & (self.columns[jnp.minimum(low, self.columns.size - 1)] == columns)
-        return found
+        return (low < end) & (self.columns[jnp.minimum(low, self.columns.size - 1)] == columns)
 
 
 class _Info(NamedTuple):

@@ -94,5 +94,4 @@ def prior_after_pass(
 
 @jax.jit
 def _mix(old: UtilityMoments, new: UtilityMoments, share: Array) -> UtilityMoments:
-    found: UtilityMoments = jax.tree.map(lambda x, y: x + share * (y - x), old, new)
-    return found
+    return jax.tree.map(lambda x, y: x + share * (y - x), old, new)

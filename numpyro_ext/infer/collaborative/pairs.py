@@ -209,8 +209,7 @@ def _levels(
     for first in last:
         padded = sizes[first:] ** 3.0 + _COST_OF_PAIR * np.maximum.accumulate(pairs[first:])
         cost[first, first:] = (users[first + 1 :] - users[first]) * padded + cost_of_shape
-    found: np.ndarray = cheapest_levels(cost, most_shapes)[place]
-    return found
+    return cheapest_levels(cost, most_shapes)[place]
 
 
 def _batch(

@@ -100,31 +100,26 @@ class Fits(Sequence[_Engine]):
     @property
     def log_evidence(self) -> np.ndarray:
         """Shape ``(num_datasets,)``."""
-        found: np.ndarray = self._stacked(lambda engine: float(engine.log_evidence))
-        return found
+        return self._stacked(lambda engine: float(engine.log_evidence))
 
     @property
     def hyper(self) -> dict[str, np.ndarray]:
         """The values of the hyperparameters, by name, each of shape ``(num_datasets, ...)``."""
-        found: dict[str, np.ndarray] = self._stacked(lambda engine: {n: h.value for n, h in engine.hyper.items()})
-        return found
+        return self._stacked(lambda engine: {n: h.value for n, h in engine.hyper.items()})
 
     @property
     def mean(self) -> dict[str, np.ndarray]:
         """Posterior means by site, each of shape ``(num_datasets, ...)``."""
-        found: dict[str, np.ndarray] = self._stacked(lambda engine: {n: p.mean for n, p in engine.posterior.items()})
-        return found
+        return self._stacked(lambda engine: {n: p.mean for n, p in engine.posterior.items()})
 
     @property
     def sd(self) -> dict[str, np.ndarray]:
         """Posterior standard deviations by site, each of shape ``(num_datasets, ...)``."""
-        found: dict[str, np.ndarray] = self._stacked(lambda engine: {n: p.sd for n, p in engine.posterior.items()})
-        return found
+        return self._stacked(lambda engine: {n: p.sd for n, p in engine.posterior.items()})
 
     def get_samples(self) -> dict[str, np.ndarray]:
         """Draws of every site, each of shape ``(num_datasets, num_samples, ...)``."""
-        found: dict[str, np.ndarray] = self._stacked(lambda engine: engine.get_samples())
-        return found
+        return self._stacked(lambda engine: engine.get_samples())
 
 
 def collect_fits(engine: _Engine, datasets: Sequence[Dataset]) -> Fits[_Engine]:

@@ -286,7 +286,6 @@ def ask(answer: Callable[Concatenate[Any, _Question], _Answer]) -> Callable[Conc
 
     @wraps(answer)
     def method(self: Any, *args: _Question.args, **kwargs: _Question.kwargs) -> _Answer:
-        found: _Answer = getattr(self._finished(), answer.__name__)(*args, **kwargs)
-        return found
+        return getattr(self._finished(), answer.__name__)(*args, **kwargs)
 
     return method

@@ -90,8 +90,7 @@ class EngineProgram:
             if not any(isinstance(value, jax.core.Tracer) for value in given.values()):
                 given = {name: self._space.check(name, value) for name, value in given.items()}
             values = self._space.pack({**self._space.unpack(values), **given})
-        found: ProgramState = self._functions.init(*self._inputs(arrays), values)
-        return found
+        return self._functions.init(*self._inputs(arrays), values)
 
     def fit(self, arrays: Mapping[str, object], state: ProgramState) -> ProgramState:
         """Fit the field at the hyperparameters of ``state``, from where it stopped.
@@ -102,8 +101,7 @@ class EngineProgram:
         :param arrays: values of the arguments that change, by name.
         :param state: of :meth:`init` or of an earlier fit, on other values perhaps.
         """
-        found: ProgramState = self._functions.fit(*self._inputs(arrays), state)
-        return found
+        return self._functions.fit(*self._inputs(arrays), state)
 
     def learn(self, arrays: Mapping[str, object], state: ProgramState) -> ProgramState:
         """Learn the hyperparameters, from those of ``state``, and fit the field; it has no derivative.
@@ -111,8 +109,7 @@ class EngineProgram:
         The engine's own search, to a point at which its objective has no slope; whether that is a maximum is judged by
         ``engine.run`` alone.
         """
-        found: ProgramState = self._functions.learn(*self._inputs(arrays), state)
-        return found
+        return self._functions.learn(*self._inputs(arrays), state)
 
     def predictors(self, arrays: Mapping[str, object], state: ProgramState) -> dict[str, tuple[Array, Array]]:
         """Mean and variance of the predictor of each observation, masked or not, by observed site.
@@ -135,8 +132,7 @@ class EngineProgram:
 
         Its derivatives in arrays and in ``state.hyper`` are those of fits that follow, as the sites are stationary.
         """
-        found: Array = self._functions.log_evidence(*self._inputs(arrays), state)
-        return found
+        return self._functions.log_evidence(*self._inputs(arrays), state)
 
     def constrained(self, state: ProgramState) -> dict[str, Array]:
         """All hyperparameters of a state by name, constrained."""
@@ -255,8 +251,7 @@ def _solution(matvec: Any, target: tuple[Array, Array]) -> tuple[Array, Array]:
     """The solution of the equations of a fixed point for its derivative; nan if there is none."""
     flat = jnp.concatenate(target)
     if flat.size > _LARGEST_DENSE:
-        found: tuple[Array, Array] = _krylov(matvec, target)
-        return found
+        return _krylov(matvec, target)
 
     def column(direction: Array) -> Array:
         return jnp.concatenate(matvec(tuple(jnp.split(direction, 2))))

@@ -291,8 +291,7 @@ class IntegratedRun(GaussianRun):
             own = np.flatnonzero((kept >= first) & (kept < first + size))
             for whole, part in zip(jax.tree.leaves(out), jax.tree.leaves(found), strict=True):
                 whole[own] = part.reshape(size, *part.shape[2:])[kept[own] - first]
-        draws: Draws = jax.tree.map(to_device, out)
-        return draws
+        return jax.tree.map(to_device, out)
 
     def draw_points(self, rng_key: Array, num_samples: int) -> Scatter:
         """Hyperparameters of their density for so many draws, and the field there; the points of the design where fits

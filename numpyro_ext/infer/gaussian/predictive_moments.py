@@ -275,8 +275,7 @@ def _hessian(
     def hessian(data: Sequence[object], fixed: dict[str, Array], values: Array) -> Array:
         def objective(values: Array) -> Array:
             form = reading.form(space.unpack(values, fixed), data)
-            value: Array = exact.log_evidence(form, ()) + programs.log_prior(data, fixed, values)
-            return value
+            return exact.log_evidence(form, ()) + programs.log_prior(data, fixed, values)
 
         _, push = jax.linearize(jax.grad(objective), values)
         rows: Array = jax.lax.map(push, jnp.eye(values.size, dtype=values.dtype))

@@ -99,8 +99,7 @@ class Programs(FittingPrograms):
         return posterior, mean, variance, jax.vmap(form.log_factors)(points)
 
     def _covariance(self, data: Sequence[object] | None, hyper: dict[str, Array], state: object, *, name: str) -> Array:
-        covariance: Array = self.posterior(data, hyper, state).covariance(self._reading.maps(hyper, data)[name])
-        return covariance
+        return self.posterior(data, hyper, state).covariance(self._reading.maps(hyper, data)[name])
 
     def _chosen_marginals(
         self,
@@ -129,8 +128,7 @@ class Programs(FittingPrograms):
             self._reading.chosen_map(chosen, indices, hyper, data),
             self.posterior(data, hyper, state),
         )
-        found: Array = posterior.covariance_of(affine_map, jnp.asarray(indices.used), jnp.asarray(indices.places))
-        return found
+        return posterior.covariance_of(affine_map, jnp.asarray(indices.used), jnp.asarray(indices.places))
 
     def _draw_site(
         self,
@@ -173,8 +171,7 @@ class Programs(FittingPrograms):
         def log_weight(e: Array, moved: Array) -> Array | None:
             if weight is None or bounded is None:
                 return None if weight is None else weight(e)
-            found: Array = weight(e, moved) - bounded.log_ratio(e, moved)
-            return found
+            return weight(e, moved) - bounded.log_ratio(e, moved)
 
         def at(drawn_and_moved: tuple[Array, Array]) -> Draws:
             drawn, e = drawn_and_moved
@@ -221,8 +218,7 @@ class Programs(FittingPrograms):
             *place, count = point
             return self._draws(data, *place, num_samples=num_samples, number=count, is_weighted=is_weighted)
 
-        found: Draws = at_each(draw, points, num_points)
-        return found
+        return at_each(draw, points, num_points)
 
     def _stacked_moments(
         self, data: Sequence[object] | None, hyper: dict[str, Array], state: object, *, names: tuple[str, ...]
@@ -283,10 +279,7 @@ class Programs(FittingPrograms):
         self, data: object, fixed: dict[str, Array], values: Array, *, batch_size: int | None
     ) -> tuple[Array, SearchState | None, Any]:
         """:meth:`_fold_predictive` for folds whose ``data`` are stacked, so many of them at a time."""
-        found: tuple[Array, SearchState | None, Any] = jax.lax.map(
-            lambda fold: self._fold_predictive(fold, fixed, values), data, batch_size=batch_size
-        )
-        return found
+        return jax.lax.map(lambda fold: self._fold_predictive(fold, fixed, values), data, batch_size=batch_size)
 
     def _fold_predictive(
         self, data: object, fixed: dict[str, Array], values: Array

@@ -153,8 +153,7 @@ class GaussianRun(FinishedRun):
             return {name: found}
 
         def covariance_at(inputs: Point, name: str) -> Array:
-            found: Array = self.programs.chosen_covariance(*inputs, indices, chosen=chosen)
-            return found
+            return self.programs.chosen_covariance(*inputs, indices, chosen=chosen)
 
         return self.affine_sites({name: places.shape}, marginals_at, covariance_at)[name]
 
@@ -230,8 +229,7 @@ class GaussianRun(FinishedRun):
 
     def log_predictive_of(self, new: LatentGaussianReading) -> tuple[Any, Any]:
         """Log predictive density of every factor of another reading with this field, and whether it is observed."""
-        found: tuple[Any, Any] = self.programs.log_predictive(*self.inputs, new.compiled_form(self.fit.hyper))
-        return found
+        return self.programs.log_predictive(*self.inputs, new.compiled_form(self.fit.hyper))
 
     def typical_noise(self) -> Array:
         """The average variance of the noise, where all observations have Gaussian noise."""

@@ -182,5 +182,4 @@ def tilted(points: np.ndarray, weights: np.ndarray, cloud: Cloud) -> np.ndarray:
 def _shares(points: np.ndarray, draws: np.ndarray) -> np.ndarray:
     """The share of draws that are nearest to each point."""
     square = np.sum(points**2, axis=1) - 2.0 * draws @ points.T
-    found: np.ndarray = np.bincount(np.argmin(square, axis=1), minlength=len(points)) / len(draws)
-    return found
+    return np.bincount(np.argmin(square, axis=1), minlength=len(points)) / len(draws)

@@ -124,8 +124,7 @@ def _in_cells(points: np.ndarray) -> np.ndarray:
 
 def _covariance(points: np.ndarray) -> np.ndarray:
     size = points.shape[1]
-    found: np.ndarray = np.cov(points.T).reshape(size, size) + 1e-6 * np.eye(size)
-    return found
+    return np.cov(points.T).reshape(size, size) + 1e-6 * np.eye(size)
 
 
 def _tables(tails: np.ndarray) -> np.ndarray:
@@ -133,8 +132,7 @@ def _tables(tails: np.ndarray) -> np.ndarray:
     middles = 0.5 * (_GRID[1:] + _GRID[:-1])[:, None]
     log_masses = log_beta(middles, tails) / _TEMPERATURE + np.log(np.diff(_GRID))[:, None]
     masses = np.exp(log_masses - log_masses.max(axis=0)) + 1e-300
-    found: np.ndarray = masses / masses.sum(axis=0)
-    return found
+    return masses / masses.sum(axis=0)
 
 
 def _draw_axes(tables: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
@@ -149,15 +147,13 @@ def _draw_axes(tables: np.ndarray, number: int, generator: np.random.Generator) 
 def _axes_density(tables: np.ndarray, points: np.ndarray) -> np.ndarray:
     cells = np.clip(np.searchsorted(_GRID, points, side="right") - 1, 0, len(_GRID) - 2)
     log_heights = np.log(tables) - np.log(np.diff(_GRID))[:, None]
-    found: np.ndarray = np.sum(log_heights[cells, np.arange(points.shape[1])], axis=1)
-    return found
+    return np.sum(log_heights[cells, np.arange(points.shape[1])], axis=1)
 
 
 def _draw_student(mean: np.ndarray, root: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
     freedom = _freedom(len(mean))
     shrink = np.sqrt(freedom / generator.chisquare(freedom, (number, 1)))
-    found: np.ndarray = mean + _WIDENING * (generator.standard_normal((number, len(mean))) * shrink) @ root.T
-    return found
+    return mean + _WIDENING * (generator.standard_normal((number, len(mean))) * shrink) @ root.T
 
 
 def _student_density(points: np.ndarray, mean: np.ndarray, root: np.ndarray) -> np.ndarray:
@@ -165,8 +161,7 @@ def _student_density(points: np.ndarray, mean: np.ndarray, root: np.ndarray) -> 
     scaled = solve_triangular(_WIDENING * root, (points - mean).T, lower=True)
     constant = gammaln(0.5 * (freedom + size)) - gammaln(0.5 * freedom) - 0.5 * size * math.log(freedom * math.pi)
     constant -= np.sum(np.log(_WIDENING * np.diagonal(root)))
-    found: np.ndarray = constant - 0.5 * (freedom + size) * np.log1p(np.sum(scaled**2, axis=0) / freedom)
-    return found
+    return constant - 0.5 * (freedom + size) * np.log1p(np.sum(scaled**2, axis=0) / freedom)
 
 
 def _freedom(size: int) -> float:

@@ -27,8 +27,7 @@ def hessian(state: SearchState, *, tol: float) -> np.ndarray:
     """
     probes = np.asarray(state.probes)
     rows = (probes[:, 0] - probes[:, 1]) / (2.0 * difference_step(probes.dtype, tol))
-    symmetric: np.ndarray = 0.5 * (rows + rows.T)
-    return symmetric
+    return 0.5 * (rows + rows.T)
 
 
 class Curvature(NamedTuple):

@@ -60,8 +60,7 @@ def difference_step(dtype: DTypeLike, tol: float) -> float:
 def is_far_from_end(state: PyTree, tol: float, max_iterations: int | Array) -> Array:
     """True if the next evaluation has few digits; parameters are those of :func:`field_tolerance`."""
     is_far = (state.num_iterations == 0) | (jnp.max(jnp.abs(state.best.gradient), initial=0.0) > _FAR * tol)
-    found: Array = jnp.asarray(state.is_coarse) & is_far & state.is_searching & (max_iterations > 0)
-    return found
+    return jnp.asarray(state.is_coarse) & is_far & state.is_searching & (max_iterations > 0)
 
 
 def _num_rows(evaluation: Any) -> int:

@@ -43,8 +43,7 @@ class Emulator(NamedTuple):
     def log_density(self, at: np.ndarray) -> np.ndarray:
         """Log density, up to a constant, at points of shape ``(m, k)``, as ``(m,)``."""
         axes = np.sum(log_beta(at, self.tails), axis=1)
-        found: np.ndarray = self._kernel(at) @ self.coefficients + axes
-        return found
+        return self._kernel(at) @ self.coefficients + axes
 
     def most_uncertain(self, candidates: np.ndarray, number: int) -> np.ndarray:
         """Indices of candidates, each where the process knows least once it knows the values at those before.
@@ -119,8 +118,7 @@ def log_beta(at: np.ndarray, tails: np.ndarray) -> np.ndarray:
     a, b = below * (below * above / (below + above)), above * (below * above / (below + above))
     scaled = np.sqrt((a + b) / (a * b)) * at
     share = a / (a + b)
-    found: np.ndarray = a * scaled - (a + b) * np.logaddexp(np.log1p(-share), np.log(share) + scaled)
-    return found
+    return a * scaled - (a + b) * np.logaddexp(np.log1p(-share), np.log(share) + scaled)
 
 
 def _tails(points: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -141,5 +139,4 @@ def _tails(points: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.nd
 
 def _kernel(a: np.ndarray, b: np.ndarray, length: float) -> np.ndarray:
     square = np.sum(a**2, axis=1)[:, None] + np.sum(b**2, axis=1) - 2.0 * a @ b.T
-    found: np.ndarray = np.exp(-0.5 / length**2 * np.maximum(square, 0.0))
-    return found
+    return np.exp(-0.5 / length**2 * np.maximum(square, 0.0))

@@ -41,8 +41,7 @@ def shares(known: np.ndarray, points: np.ndarray, length: float = _LENGTHS[1]) -
     >>> print(found.round(2), np.exp([0.4 / 3, 3.5 / 3]).round(2))
     [1.14 3.21] [1.14 3.21]
     """
-    found: np.ndarray = np.linalg.solve(_covariance(known, length), _kernel(known, points, length)).T
-    return found
+    return np.linalg.solve(_covariance(known, length), _kernel(known, points, length)).T
 
 
 def length_of(known: np.ndarray, values: np.ndarray, weights: np.ndarray) -> float:
@@ -65,8 +64,7 @@ def length_of(known: np.ndarray, values: np.ndarray, weights: np.ndarray) -> flo
 
 
 def _covariance(known: np.ndarray, length: float) -> np.ndarray:
-    found: np.ndarray = _kernel(known, known, length) + _NUGGET * np.eye(len(known))
-    return found
+    return _kernel(known, known, length) + _NUGGET * np.eye(len(known))
 
 
 def _kernel(first: np.ndarray, second: np.ndarray, length: float) -> np.ndarray:
@@ -75,8 +73,7 @@ def _kernel(first: np.ndarray, second: np.ndarray, length: float) -> np.ndarray:
     square = np.sum(first**2, axis=1)[:, None] + np.sum(second**2, axis=1) - 2.0 * inner
     constant, slope, curvature = _TREND
     process = np.exp(-0.5 / scale**2 * np.maximum(square, 0.0))
-    found: np.ndarray = constant + slope * inner + curvature * inner**2 + process
-    return found
+    return constant + slope * inner + curvature * inner**2 + process
 
 
 def predicted(states: Sequence[object], known: np.ndarray, points: np.ndarray, length: float = _LENGTHS[1]) -> Any:

@@ -90,8 +90,7 @@ def without_leaps(complete: np.ndarray, lost: np.ndarray) -> np.ndarray:
     inner = scipy.linalg.solve_triangular(factor, inner.T, lower=True)
     values, vectors = np.linalg.eigh(0.5 * (inner + inner.T))
     root = factor @ vectors
-    found: np.ndarray = -(root * np.maximum(-values, _LEAST_KNOWN)) @ root.T
-    return found
+    return -(root * np.maximum(-values, _LEAST_KNOWN)) @ root.T
 
 
 def in_metric(gradient: Array, memory: Any, metric: Array) -> Array:

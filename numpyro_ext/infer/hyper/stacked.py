@@ -18,20 +18,18 @@ _Tree = TypeVar("_Tree")
 
 def element_of(stacked: _Tree, k: int | Array) -> _Tree:
     """Element ``k`` of a tree of stacked arrays, or the last one, where ``k`` is beyond."""
-    found: _Tree = jax.tree.map(
+    return jax.tree.map(
         lambda leaves: lax.dynamic_index_in_dim(leaves, k, keepdims=False, allow_negative_indices=False), stacked
     )
-    return found
 
 
 def with_element(stacked: _Tree, k: int | Array, element: _Tree) -> _Tree:
     """The stacked tree with another element ``k``."""
-    found: _Tree = jax.tree.map(
+    return jax.tree.map(
         lambda leaves, leaf: lax.dynamic_update_index_in_dim(leaves, leaf, k, 0, allow_negative_indices=False),
         stacked,
         element,
     )
-    return found
 
 
 def at_each(function: Callable[[object], object], stacked: object, number: int | Array) -> Any:

@@ -280,8 +280,7 @@ def _kernel(
 
         def walk(key: Array, state: PyTree, log_scale: Array, num_moves: Array) -> PyTree:
             def step(key: Array, position: Array) -> Array:
-                found: Array = jnp.exp(log_scale) * (factor @ random.normal(key, position.shape, position.dtype))
-                return found
+                return jnp.exp(log_scale) * (factor @ random.normal(key, position.shape, position.dtype))
 
             new, info = walk_kernel(key, random_walk.RWState(*state), log_density, step)
             return tuple(new), jnp.minimum(info.acceptance_rate, 1.0), 1

@@ -86,8 +86,7 @@ class SMCProgram:
         :param arrays: values of the arguments that change, by name.
         """
         check_key(rng_key, "program.init(jax.random.key(0), arrays)")
-        found: SMCProgramState = self._init(rng_key, other_values(self.changing, arrays or {}))
-        return found
+        return self._init(rng_key, other_values(self.changing, arrays or {}))
 
     def update(self, arrays: Mapping[str, object], state: SMCProgramState) -> SMCProgramState:
         """Take in other data of the same model: see ``smc.update``.
@@ -101,13 +100,11 @@ class SMCProgram:
                 f"Priors of this model depend on {' or '.join(self.changing)}, and particles keep the prior that they "
                 "were drawn from: leave it out of changing=, or take init for each of its values."
             )
-        found: SMCProgramState = self._update(other_values(self.changing, arrays), state)
-        return found
+        return self._update(other_values(self.changing, arrays), state)
 
     def particles(self, state: SMCProgramState) -> dict[str, Array]:
         """All latent and deterministic sites of the particles, which have ``state.weights``."""
-        found: dict[str, Array] = self._sites(state)
-        return found
+        return self._sites(state)
 
     def _data(self, leaves: list[Array]) -> list[Array]:
         """Data of the target, with these arrays in their places."""
@@ -130,8 +127,7 @@ class SMCProgram:
 
     def _constrained(self, state: SMCProgramState) -> dict[str, Array]:
         data = self._data(state.data)
-        found: dict[str, Array] = jax.vmap(lambda x: self._target.constrained(x, data))(state.particles.vectors)
-        return found
+        return jax.vmap(lambda x: self._target.constrained(x, data))(state.particles.vectors)
 
     def _led(
         self, before: Target | None, state: SMCProgramState, leaves: list[Array], is_ready: Array
@@ -141,8 +137,7 @@ class SMCProgram:
 
         def goes_on(carry: PyTree) -> Array:
             state, is_alive, steps = carry
-            on_way: Array = (state.particles.position < 1.0) & is_alive & (steps < MOST_STEPS)
-            return on_way
+            return (state.particles.position < 1.0) & is_alive & (steps < MOST_STEPS)
 
         def advance(carry: PyTree) -> PyTree:
             state, _, steps = carry

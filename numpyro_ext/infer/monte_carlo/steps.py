@@ -170,8 +170,7 @@ class Programs:
             before = old[0].target if old else None
             self._between[name] = (quick_jit(partial(self.advance, before, is_lazy)), old and old[0])
         run = self._between[name][0]
-        found: tuple[Particles, StepInfo] = run(rng_key, number, particles, data, old[1] if old else [])
-        return found
+        return run(rng_key, number, particles, data, old[1] if old else [])
 
     def advance(
         self,
@@ -308,8 +307,7 @@ class Programs:
 
         least = ladder.threshold if is_lazy else max(_EVEN, ladder.threshold)
         stays = (num_alive == 0) | ((position >= 1.0) & (size >= least * number))
-        found: tuple[Particles, StepInfo] = lax.cond(stays, lambda _: (weighed, info), moved, None)
-        return found
+        return lax.cond(stays, lambda _: (weighed, info), moved, None)
 
     def _batch_size(self, number: int, data: list[Array]) -> int:
         observations = sum(int(np.prod(shape)) for shape in self._term_shapes(data))
@@ -355,7 +353,4 @@ def divided(keys: Array, devices: Sequence[jax.Device] | None) -> Array:
     """Keys of particles, divided between devices if there are any."""
     if devices is None:
         return keys
-    placed: Array = jax.device_put(
-        keys, NamedSharding(Mesh(np.array(devices), ("particles",)), PartitionSpec("particles"))
-    )
-    return placed
+    return jax.device_put(keys, NamedSharding(Mesh(np.array(devices), ("particles",)), PartitionSpec("particles")))

@@ -187,8 +187,7 @@ class Target:
         leaves = list(self._static)
         for place, leaf in zip(self._free, data, strict=True):
             leaves[place] = leaf
-        found: tuple[tuple[object, ...], dict[str, object]] = jax.tree.unflatten(self._structure, leaves)
-        return found
+        return jax.tree.unflatten(self._structure, leaves)
 
     def shares_programs_with(self, other: Target) -> bool:
         """True if programs of the one, given the data of the other, are those of the other."""
@@ -211,8 +210,7 @@ class Target:
         if values is not None:
             model = handlers.substitute(model, substitute_fn=partial(self._constrained, values))
         args, kwargs = self._call(data)
-        found: dict[str, Any] = handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
-        return found
+        return handlers.trace(handlers.seed(model, key)).get_trace(*args, **kwargs)
 
     def draw_prior(self, key: Array, data: list[Array]) -> Array:
         """One draw from the prior, shape ``(size,)``."""
@@ -335,8 +333,7 @@ class Target:
         return self._coordinates(site).transform(values[site["name"]])
 
     def _ravel(self, values: Mapping[str, Array]) -> Array:
-        found: Array = ravel_pytree(dict(values))[0].astype(self.dtype)
-        return found
+        return ravel_pytree(dict(values))[0].astype(self.dtype)
 
     # What may have gone wrong
 
@@ -354,8 +351,7 @@ class Target:
 
 
 def _log_prob(site: Mapping[str, Any]) -> Array:
-    found: Array = site["fn"].log_prob(site["value"])
-    return found
+    return site["fn"].log_prob(site["value"])
 
 
 def _finite(value: Any) -> Array:

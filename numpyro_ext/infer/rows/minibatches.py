@@ -111,8 +111,7 @@ def _statistics(batch: LatentGaussianRows, num_steps: int) -> _Averages:
 def _mix(old: _Averages, new: _Averages, rate: Array) -> _Averages:
     # A batch of light rows says less.
     rate = rate * new.weight / ((1.0 - rate) * old.weight + rate * new.weight)
-    found: _Averages = jax.tree.map(lambda x, y: x + rate * (y - x), old, new)
-    return found
+    return jax.tree.map(lambda x, y: x + rate * (y - x), old, new)
 
 
 @partial(jax.jit, static_argnames=("learn", "loading_scale"))

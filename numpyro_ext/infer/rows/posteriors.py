@@ -273,5 +273,4 @@ def map_chunks(
     def join(parts: Array) -> Array:
         return jnp.sum(parts, axis=0) if is_sum else parts.reshape(-1, *parts.shape[2:])[:size]
 
-    joined: Tree = jax.tree.map(join, results)
-    return joined
+    return jax.tree.map(join, results)

@@ -202,10 +202,7 @@ def _advance(
         return new, objective, solved.add(more)
 
     def advance(number: Array, carry: tuple[State, Array, Solved]) -> tuple[State, Array, Solved]:
-        new: tuple[State, Array, Solved] = lax.cond(
-            judges_only & (number > 0), lambda _, carry: carry, round_of, number, carry
-        )
-        return new
+        return lax.cond(judges_only & (number > 0), lambda _, carry: carry, round_of, number, carry)
 
     zero = jnp.zeros((), gram.dtype)
     start = state, zero, Solved(jnp.zeros((), jnp.int32), zero)
@@ -351,8 +348,7 @@ def _gaussian_precision(
 def _typical_square(component: SuperGaussianPotential, dtype: DTypeLike) -> Array:
     """The square at which the width equals it: the squared scale of all families here."""
     start = jnp.ones(jnp.broadcast_shapes(*(jnp.shape(leaf) for leaf in jax.tree.leaves(component))), dtype)
-    found: Array = lax.fori_loop(0, 60, lambda _, x: component.width(x), start)
-    return found
+    return lax.fori_loop(0, 60, lambda _, x: component.width(x), start)
 
 
 def _objective(

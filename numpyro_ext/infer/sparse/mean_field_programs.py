@@ -51,8 +51,7 @@ class MeanFieldPrograms(SparsePrograms):
 
     def state_shapes(self, data: object, hyper: dict[str, Array], workspace: core.Workspace) -> core.State:
         """Shapes and dtypes of the state."""
-        shapes: core.State = jax.eval_shape(self._init_state, data, hyper, workspace, None)
-        return shapes
+        return jax.eval_shape(self._init_state, data, hyper, workspace, None)
 
     def _make_workspace(self, data: Sequence[object], hyper: dict[str, Array], rng_key: Array) -> core.Workspace:
         return core.make_workspace(self._reading.form(hyper, data), rng_key, self.options)
@@ -80,10 +79,7 @@ class MeanFieldPrograms(SparsePrograms):
 
         def learn(form: tuple[Array, Array], state: core.State) -> tuple[Array, Array]:
             update = partial(self._learn, data, fixed)
-            learned: tuple[Array, Array] = lax.cond(
-                is_learning, update, lambda values, moved, _: (values, moved), *form, state
-            )
-            return learned
+            return lax.cond(is_learning, update, lambda values, moved, _: (values, moved), *form, state)
 
         start = values, jnp.zeros(values.shape, bool)
         *learned, state, info = core.solve(
@@ -159,8 +155,7 @@ class MeanFieldPrograms(SparsePrograms):
         return self._reading.num_columns <= self.options.costs.largest_dense
 
     def _mean(self, inputs: Inputs) -> Array:
-        mean: Array = inputs.state.mean
-        return mean
+        return inputs.state.mean
 
     def _site_variance(self, inputs: Inputs, *, name: str) -> Array:
         operator, _ = self._map(inputs, name)
@@ -183,8 +178,7 @@ class MeanFieldPrograms(SparsePrograms):
             root = self._root(precision, operator)
             return root.T @ root
         rows = lax.map(operator.T.matvec, jnp.eye(operator.shape[0]), batch_size=DRAWS_AT_A_TIME)
-        covariance: Array = lax.map(operator.matvec, self._solve_rows(precision, rows), batch_size=DRAWS_AT_A_TIME)
-        return covariance
+        return lax.map(operator.matvec, self._solve_rows(precision, rows), batch_size=DRAWS_AT_A_TIME)
 
     def _solve_rows(self, precision: PosteriorPrecision, rows: Array) -> Array:
         gram = self._gram(precision)
@@ -196,8 +190,7 @@ class MeanFieldPrograms(SparsePrograms):
         solve = partial(
             precision.solve, gram_diagonal=gram, tol=self.options.mean_tol, max_iterations=self.options.max_iterations
         )
-        found: Array = lax.map(lambda row: solve(row).solution, rows)
-        return found
+        return lax.map(lambda row: solve(row).solution, rows)
 
     def _draw(self, inputs: Inputs, rng_key: Array, *, num_samples: int) -> Array:
         precision, mean = self._precision(inputs), self._mean(inputs)

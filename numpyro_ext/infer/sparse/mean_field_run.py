@@ -28,8 +28,7 @@ class MeanFieldSite(SparseSite):
     def _solved(self, rows: LinearOperator | Array, program: str) -> Array:
         self._run.check_variances(self.name)
         (member,) = self._run.members
-        found: Array = getattr(member.programs, program)(member.inputs, rows, name=self.name)
-        return found
+        return getattr(member.programs, program)(member.inputs, rows, name=self.name)
 
 
 class MeanFieldRun(SparseRun[MeanFieldPrograms]):

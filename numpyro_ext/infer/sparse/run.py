@@ -74,8 +74,7 @@ class SparseSite(SitePosterior):
         return self._draws(self._run.rng_key, self._run.num_samples)
 
     def _mixed_mean(self) -> np.ndarray:
-        mean: np.ndarray = np.mean(self._means, axis=0)
-        return mean
+        return np.mean(self._means, axis=0)
 
     @cached_property
     def _within(self) -> np.ndarray:
@@ -94,12 +93,10 @@ class SparseSite(SitePosterior):
     @cached_property
     def _between(self) -> np.ndarray:
         """The variance of the means of the members."""
-        between: np.ndarray = np.mean(np.square(self._means - self._mixed_mean()), axis=0)
-        return between
+        return np.mean(np.square(self._means - self._mixed_mean()), axis=0)
 
     def _mixed_variance(self) -> np.ndarray:
-        variance: np.ndarray = self._within + self._between
-        return variance
+        return self._within + self._between
 
     def _mixed_covariance(self) -> Array:
         self._run.check_variances(self.name)
@@ -199,8 +196,7 @@ class SparseRun(FinishedRun, Generic[_Programs]):
                 f"State probabilities belong to one choice of arguments; this run is a mixture of {len(self.members)}."
             )
         (member,) = self.members
-        found: Array = member.programs.state_probabilities(member.inputs)
-        return found
+        return member.programs.state_probabilities(member.inputs)
 
     def typical_noise(self) -> Array:
         """The average variance of the noise."""

@@ -140,8 +140,7 @@ class ChunkedFit(Shown):
             self._program.event_scores(self.params, k, events, self._batch_size, self._setting)
             for k in jax.random.split(key, self._draws(num_draws))
         ]
-        averaged: np.ndarray = logsumexp(draws, axis=0) - np.log(len(draws))
-        return averaged
+        return logsumexp(draws, axis=0) - np.log(len(draws))
 
     def log_predictive(self, split: Any, *, num_draws: int | None = None, rng_key: Array | None = None) -> np.ndarray:
         """Log probability of each test event of a split given all events of its user before it.
@@ -156,8 +155,7 @@ class ChunkedFit(Shown):
         history = joined(parts[0], parts[1])
         whole = joined(history, parts[2])
         scores = self.event_log_probabilities(whole, num_draws=num_draws, rng_key=rng_key)
-        found: np.ndarray = scores[later_than(whole, np.asarray(history.lengths))]
-        return found
+        return scores[later_than(whole, np.asarray(history.lengths))]
 
     def next_log_probabilities(
         self, history: ArrayLike, user: int | None = None, *, num_draws: int | None = None, rng_key: Array | None = None
@@ -199,8 +197,7 @@ class ChunkedFit(Shown):
             )
             for k in jax.random.split(key, self._draws(num_draws))
         ]
-        averaged: np.ndarray = logsumexp(np.asarray(draws, float), axis=0) - np.log(len(draws))
-        return averaged
+        return logsumexp(np.asarray(draws, float), axis=0) - np.log(len(draws))
 
     def fold_in(self, history: Any) -> Any:
         """Posterior of someone who was not in the fit, given all that is shared.

@@ -79,8 +79,7 @@ class Person(Shown):
         """
         key = jax.random.key(0) if rng_key is None else rng_key
         draws = jax.random.multivariate_normal(key, self.mean, self.covariance, (num_draws,), method="cholesky")
-        averaged: np.ndarray = np.exp(np.asarray(self.predict(draws))).mean(0)
-        return averaged
+        return np.exp(np.asarray(self.predict(draws))).mean(0)
 
     def _shown(self) -> list[str]:
         lines = [f"Person: {len(self.mean)} latent numbers, log evidence {self.log_evidence:.3f}"]
@@ -157,10 +156,7 @@ class PersonalPosterior:
         """Log density with its slopes, by a forward pass for each number; the curvature is positive by construction."""
 
         def along(direction: Array) -> tuple[Array, Array]:
-            found: tuple[Array, Array] = jax.jvp(
-                lambda numbers: self._logits(given, numbers, items, mask), (numbers,), (direction,)
-            )
-            return found
+            return jax.jvp(lambda numbers: self._logits(given, numbers, items, mask), (numbers,), (direction,))
 
         at, tangents = jax.vmap(along, out_axes=(None, 0))(jnp.eye(self.size))
         logs = jax.nn.log_softmax(at)
@@ -191,12 +187,10 @@ class PersonalPosterior:
 
         def distance(at: Slopes) -> Array:
             """Length of a Gauss-Newton step, in posterior standard deviations."""
-            found: Array = jnp.sqrt(jnp.vdot(at.gradient, jnp.linalg.solve(at.precision, at.gradient)))
-            return found
+            return jnp.sqrt(jnp.vdot(at.gradient, jnp.linalg.solve(at.precision, at.gradient)))
 
         def unfinished(state: Any) -> Array:
-            goes_on: Array = (state[3] < MOST_STEPS) & ~(distance(state[1]) <= tolerance)
-            return goes_on
+            return (state[3] < MOST_STEPS) & ~(distance(state[1]) <= tolerance)
 
         def step(state: Any) -> Any:
             numbers, at, damping, number = state
@@ -246,8 +240,7 @@ class PersonalPosterior:
         for k, gone in enumerate(dropped):
 
             def predict(draws: Array, k: int = k) -> Array:
-                logs: Array = self.predict(given, draws, items[k], lengths[k])
-                return logs
+                return self.predict(given, draws, items[k], lengths[k])
 
             covariance = np.linalg.inv(modes.precision[k])
             evidence, converged = float(modes.log_evidence[k]), bool(modes.converged[k])
@@ -284,5 +277,4 @@ def _of_own(values: Array, items: Array, mask: Array) -> Array:
 
 
 def _evidence(at: Slopes) -> Array:
-    found: Array = at.value - 0.5 * jnp.linalg.slogdet(at.precision)[1]
-    return found
+    return at.value - 0.5 * jnp.linalg.slogdet(at.precision)[1]

@@ -134,8 +134,7 @@ class Program:
 
     def constrained(self, parameters: Parameters) -> dict[str, Array]:
         """Values of all parameters as the model has them."""
-        values: dict[str, Array] = self.constrain(self._merged(parameters.shared, parameters.tables))
-        return values
+        return self.constrain(self._merged(parameters.shared, parameters.tables))
 
     def values_to_validate(self, parameters: Parameters) -> dict[str, Array]:
         """Values of all parameters that the validation is scored at."""

@@ -86,8 +86,7 @@ class BlockDiagonal(NamedTuple):
                 blocks.extend(list(matrix) * count)
             else:  # fewer operations than `jnp.diag`
                 blocks.append(jnp.where(np.eye(len(matrix), dtype=bool), matrix, 0.0))
-        found: Array = block_diag(*blocks)
-        return found
+        return block_diag(*blocks)
 
     def entries(self, i: Array, j: Array) -> Array:
         """The elements at broadcast indices ``(i, j)``; zero where an index is ``N`` (padding)."""

@@ -85,8 +85,7 @@ def _sums_by_entry(values: Array, columns: Array, x: Array) -> Array:
     Its derivatives are those of the other, since transposes of slices fill arrays of all entries.
     """
     first, *others = (values[:, k] * x[..., columns[:, k]] for k in range(columns.shape[1]))
-    total: Array = sum(others, first)
-    return total
+    return sum(others, first)
 
 
 @partial(_sums_by_entry.defjvp, symbolic_zeros=True)

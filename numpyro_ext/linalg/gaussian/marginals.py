@@ -66,8 +66,7 @@ class WhitenedPosterior(ABC):
 
     def unknowns(self) -> Array:
         """Posterior mean of the unknowns, shape ``(num_columns,)``."""
-        unknowns: Array = self.space.unknowns(self.coordinates)
-        return unknowns
+        return self.space.unknowns(self.coordinates)
 
 
 class NotSequential:

@@ -32,8 +32,7 @@ def condition_blocks(covariance: Array, precision: Array, shift: Array) -> tuple
         half_log = 0.5 * jnp.sum(jnp.log(jnp.abs(jnp.diagonal(factor))))
         return half_log, _solve(factor, order, shift), 0.5 * (posterior + posterior.T)
 
-    found: tuple[Array, Array, Array] = lax.map(one, (covariance, precision, shift))
-    return found
+    return lax.map(one, (covariance, precision, shift))
 
 
 @condition_blocks.defjvp
@@ -64,8 +63,7 @@ def gains_of_blocks(covariance: Array, precision: Array) -> Array:
         gain = _solve(factor, order, precision)
         return 0.5 * (gain + gain.T)
 
-    found: Array = lax.map(one, (covariance, precision))
-    return found
+    return lax.map(one, (covariance, precision))
 
 
 @gains_of_blocks.defjvp

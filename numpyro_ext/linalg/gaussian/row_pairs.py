@@ -50,8 +50,7 @@ def add_pairs(
 
         return _by_width(part[1], of, total), None
 
-    found: _Carry = lax.scan(jax.checkpoint(chunk), start, _chunks(columns, values, weight))[0]
-    return found
+    return lax.scan(jax.checkpoint(chunk), start, _chunks(columns, values, weight))[0]
 
 
 def gram_of_rows(design: SparseRows, weight: Array) -> Array:
@@ -77,8 +76,7 @@ def sum_pairs(columns: Array, values: Array, entries: Callable[[Array, Array], A
 
     if is_summed_by_pair(columns):
         first, *others = (looked_up(*pair) for pair in _each_pair(columns, values))
-        total: Array = sum(others, first)
-        return total
+        return sum(others, first)
 
     def chunk(_: None, part: tuple[Array, Array]) -> tuple[None, Array]:
         def of(width: int) -> Callable[[Any], Array]:

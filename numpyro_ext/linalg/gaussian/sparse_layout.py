@@ -98,5 +98,4 @@ def find_layout(
 def _pairs_of(pattern: np.ndarray) -> np.ndarray:
     first, second = row_pairs(pattern.shape[1])
     is_pair = (pattern[:, first] >= 0) & (pattern[:, second] >= 0)
-    found: np.ndarray = np.stack([pattern[:, first][is_pair], pattern[:, second][is_pair]]).astype(np.int64)
-    return found
+    return np.stack([pattern[:, first][is_pair], pattern[:, second][is_pair]]).astype(np.int64)

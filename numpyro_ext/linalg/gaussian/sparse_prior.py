@@ -121,8 +121,7 @@ class SparsePrecisionPrior:
         :raises ValueError: if the covariance is singular or flat, or too large to be held.
         """
         self._check_dense("factor of the covariance")
-        found: Array = jnp.linalg.cholesky(self.covariance_part())
-        return found
+        return jnp.linalg.cholesky(self.covariance_part())
 
     def precision_part(self) -> Array:
         """The precision as a part of a block diagonal, shape ``(1, n, n)``; refused like :meth:`covariance_part`.

@@ -60,8 +60,7 @@ class LinearOperator:
         """The product of the adjoint with one vector of shape ``(rows,)``: shape ``(columns,)``."""
         x = jax.ShapeDtypeStruct((self.shape[1],), y.dtype)
         dtype = jax.eval_shape(self.matvec, x).dtype
-        out: Array = jax.linear_transpose(self.matvec, x)(y.astype(dtype))[0]
-        return out
+        return jax.linear_transpose(self.matvec, x)(y.astype(dtype))[0]
 
     @property
     def T(self) -> LinearOperator:

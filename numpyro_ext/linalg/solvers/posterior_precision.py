@@ -168,8 +168,7 @@ def _signed_products(operator: LinearOperator, noise_variance: Array, num_signs:
     choices = np.random.default_rng(0).choice([-1.0, 1.0], size=(_NUM_SIGNS, operator.shape[1]))
     # Hidden from the compiler, which would otherwise multiply the operator with them itself, and slowly.
     signs = jax.lax.optimization_barrier(jnp.asarray(choices[:num_signs], coarsest))
-    found: Array = signs * jax.vmap(precision.matvec)(signs)
-    return found
+    return signs * jax.vmap(precision.matvec)(signs)
 
 
 class DenseMoments(NamedTuple):

@@ -123,8 +123,7 @@ def _column_counts(
         meeting[apart] = _lowest_common_ancestors(parent, column[apart], following[apart])
         change[:size] -= np.bincount(meeting, minlength=size)
     total = np.concatenate([[0], np.cumsum(change[:size])])
-    counts: NDArray[np.int64] = total[1:] - total[first]
-    return counts
+    return total[1:] - total[first]
 
 
 def _lowest_common_ancestors(

@@ -72,8 +72,7 @@ class SparsePattern:
     @property
     def diagonal(self) -> NDArray[np.int64]:
         """Index of each diagonal entry in the values of this pattern, shape ``(size,)``."""
-        found: NDArray[np.int64] = np.flatnonzero(self.rows == self.columns)
-        return found
+        return np.flatnonzero(self.rows == self.columns)
 
     def positions(self, rows: ArrayLike, columns: ArrayLike) -> NDArray[np.int64]:
         """Index of given entries, of either triangle, in the values of this pattern.
@@ -89,8 +88,7 @@ class SparsePattern:
         return found
 
     def _keys(self, rows: NDArray[Any], columns: NDArray[Any]) -> NDArray[np.int64]:
-        keys: NDArray[np.int64] = rows.astype(np.int64) * self.size + columns
-        return keys
+        return rows.astype(np.int64) * self.size + columns
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SparsePattern) and self.digest == other.digest

@@ -45,8 +45,7 @@ class SparseFactor:
 
         Its gradient is the selected inverse, that of off-diagonal entries twice.
         """
-        result: Array = _log_determinant(self.pattern, self.values, self.words, self.raw_log_determinant)
-        return result
+        return _log_determinant(self.pattern, self.values, self.words, self.raw_log_determinant)
 
     def solve(self, b: ArrayLike) -> Array:
         """Solution of ``H x = b``, differentiable in the values and in ``b`` to any order.
@@ -56,13 +55,12 @@ class SparseFactor:
         :raises ValueError: if ``b`` has another number of rows.
         """
         values, b = _promoted(self.values, self._checked(b))
-        solution: Array = lax.custom_linear_solve(
+        return lax.custom_linear_solve(
             partial(multiply, self.pattern, values),
             b,
             lambda _, b: _call(self.pattern, _solve, b, self.words, b),
             symmetric=True,
         )
-        return solution
 
     def half_solve(self, z: ArrayLike) -> Array:
         """Draws ``P' L^-T z``: with white noise ``z`` their covariance is the inverse of the matrix.
@@ -76,18 +74,16 @@ class SparseFactor:
         values, z = _promoted(self.values, self._checked(z))
         z = z * _one_without_derivative("SparseFactor.half_solve", values)
         # A linear map and its transpose; the first argument only says that the shapes are equal.
-        draws: Array = lax.custom_linear_solve(
+        return lax.custom_linear_solve(
             lambda x: x,
             z,
             lambda _, z: _call(self.pattern, _half_solve, z, self.words, z),
             lambda _, x: _call(self.pattern, _half_solve_transposed, x, self.words, x),
         )
-        return draws
 
     def selected_inverse(self) -> Array:
         """Inverse at the entries of the pattern, shape (nnz,); differentiable once in the values."""
-        inverse: Array = _selected_inverse(self.pattern, self.values, self.words)
-        return inverse
+        return _selected_inverse(self.pattern, self.values, self.words)
 
     def _checked(self, b: ArrayLike) -> Array:
         b = jnp.asarray(b)
@@ -164,8 +160,7 @@ def _callback(pattern: SparsePattern, function: Callable[..., object], result: o
 
 def _call(pattern: SparsePattern, function: Callable[..., object], like: Array, *args: Array) -> Array:
     """Result of the shape and type of one of the arguments."""
-    result: Array = _callback(pattern, function, jax.ShapeDtypeStruct(like.shape, like.dtype), *args)
-    return result
+    return _callback(pattern, function, jax.ShapeDtypeStruct(like.shape, like.dtype), *args)
 
 
 def _factorise(pattern: SparsePattern, values: NDArray[np.generic]) -> tuple[NDArray[np.generic], float]:

@@ -108,8 +108,7 @@ def log_sum_exp_bound(name: str) -> LogSumExpBound:
 
 
 def _diagonal(matrix: Array) -> Array:
-    found: Array = jnp.diagonal(matrix, axis1=-2, axis2=-1)
-    return found
+    return jnp.diagonal(matrix, axis1=-2, axis2=-1)
 
 
 def _outer_hessian(probs: Array) -> Array:

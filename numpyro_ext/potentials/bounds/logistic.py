@@ -226,8 +226,7 @@ class PiecewiseBound(LogisticBound):
     def _jumps(self, order: int) -> np.ndarray:
         t, a, b, c, _ = self.coefficients
         a, b, c = (np.diff(x) for x in (a, b, c))
-        found: np.ndarray = (a * t + b) * t + c if order == 0 else 2.0 * a * t + b
-        return found
+        return (a * t + b) * t + c if order == 0 else 2.0 * a * t + b
 
 
 def _legendre_moments(t: Array, mean: Array, scale: Array) -> list[Array]:

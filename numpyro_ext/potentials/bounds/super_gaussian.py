@@ -62,8 +62,7 @@ class SuperGaussianPotential(Potential):
         """
         squared = jnp.asarray(squared, jnp.result_type(squared, float))
         _, slope = jax.jvp(self.radial_log_density, (squared,), (jnp.ones_like(squared),))
-        found: Array = -0.5 / slope
-        return found
+        return -0.5 / slope
 
     def width_penalty(self, width: ArrayLike) -> Array:
         r"""The conjugate :math:`h(\gamma)`, so that the bound of the factor is :math:`-\tfrac12(x/\gamma + h(\gamma))`.

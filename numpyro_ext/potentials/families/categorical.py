@@ -153,8 +153,7 @@ class LogSumExpPotential(_CategoricalPotential):
     def with_bound(self, bound: str) -> Self:
         """The same factors with another bound of log-sum-exp."""
         dataclass: Any = self
-        changed: Self = dataclasses.replace(dataclass, bound=bound)
-        return changed
+        return dataclasses.replace(dataclass, bound=bound)
 
     def _counts(self, dtype: jnp.dtype) -> Array:
         """Count of each category, :math:`y`, with the categories on the last axis."""
@@ -330,10 +329,9 @@ class MultinomialProbitPotential(_CategoricalPotential):
         return self._restrict(*self._complete_derivatives(complete))
 
     def _complete_derivatives(self, eta: Array) -> tuple[Array, Array, Array]:
-        found: tuple[Array, Array, Array] = multinomial_probit_derivatives(
+        return multinomial_probit_derivatives(
             *jnp.broadcast_arrays(eta, _indicator(self.label, self.num_categories, eta.dtype))
         )
-        return found
 
     def expected_log_density(self, mean: ArrayLike, covariance: ArrayLike) -> VectorExpectedLogDensity:
         """Expectation by a product of Gauss-Hermite rules in one dimension less, for up to four categories.

@@ -33,8 +33,7 @@ def _log_poisson(count: Array, rate: Array, excess: Array, log_ratio: Array) -> 
 
     In this form, the parts that are as large as ``count * log(count)`` have cancelled on paper.
     """
-    found: Array = _log_kernel(count, rate, excess, log_ratio) - _log_normaliser(count)
-    return found
+    return _log_kernel(count, rate, excess, log_ratio) - _log_normaliser(count)
 
 
 def _log_kernel(count: Array, rate: Array, excess: Array, log_ratio: Array) -> Array:
@@ -68,8 +67,7 @@ class PoissonExpPotential(Potential):
 
     def _log_normaliser(self, dtype: DTypeLike) -> Array:
         """Constant of the factor, which no node of an integral need compute."""
-        found: Array = _log_normaliser(jnp.asarray(self.count, dtype))
-        return found
+        return _log_normaliser(jnp.asarray(self.count, dtype))
 
     def outcomes(self) -> Outcomes:
         return Outcomes("count")

@@ -76,11 +76,9 @@ def _assemble(half_line: _HalfLine, y: Array, mean: Array, variance: Array) -> _
 
     def with_zeros() -> _Tilted:
         zero = _without_counts(upper, mean, variance)
-        found: _Tilted = jax.tree.map(lambda a, b: jnp.where(is_zero, a, b), zero, positive)
-        return found
+        return jax.tree.map(lambda a, b: jnp.where(is_zero, a, b), zero, positive)
 
-    found: _Tilted = jax.lax.cond(jnp.any(is_zero), with_zeros, lambda: positive)
-    return found
+    return jax.lax.cond(jnp.any(is_zero), with_zeros, lambda: positive)
 
 
 @jax.jit
@@ -112,8 +110,7 @@ def _cumulants(tilted: _Tilted, y: Array, mean: Array, variance: Array) -> tuple
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _tilted(half_line: _HalfLine, y: Array, mean: Array, variance: Array) -> _Tilted:
-    found: _Tilted = _assemble(half_line, y, mean, variance)
-    return found
+    return _assemble(half_line, y, mean, variance)
 
 
 @_tilted.defjvp

@@ -265,8 +265,7 @@ def half_line_cumulants(y: Array, x: Array, mean: Array, variance: Array) -> tup
     safe_x = jnp.where(is_far, x, settings.threshold)
 
     def series_third(x: Array) -> Array:
-        found: Array = jax.jvp(lambda x: _series_variance(safe_y, x, settings)[0], (x,), (jnp.ones_like(x),))[1]
-        return found
+        return jax.jvp(lambda x: _series_variance(safe_y, x, settings)[0], (x,), (jnp.ones_like(x),))[1]
 
     far_third, far_fourth = jax.jvp(series_third, (safe_x,), (jnp.ones_like(x),))
     return jnp.where(is_far, far_third, third), jnp.where(is_far, far_fourth, fourth)

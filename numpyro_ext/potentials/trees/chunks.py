@@ -68,8 +68,7 @@ def sum_over_trees(
     def of(groups: Array, *values: Array) -> _Result:
         # The barriers keep the compiler from adding up all nodes in one place, of the sum and of its derivatives.
         found = function(dataclasses.replace(part, groups=groups), lax.optimization_barrier(shared), *values)
-        result: _Result = lax.optimization_barrier(found)
-        return result
+        return lax.optimization_barrier(found)
 
     def gathered(chosen: Array) -> tuple[Array, ...]:
         return (forest.groups[chosen], *(x[chosen] for x in arrays))
@@ -82,8 +81,7 @@ def sum_over_trees(
         found = of(*nodes) if limit is None else lax.cond(number < limit, of, lambda *nodes: start, *nodes)
         return jax.tree.map(jnp.add, total, found), None
 
-    total: _Result = lax.scan(add, start, (jnp.arange(len(nodes)), nodes))[0]
-    return total
+    return lax.scan(add, start, (jnp.arange(len(nodes)), nodes))[0]
 
 
 def map_trees(function: Callable[..., Any], forest: Forest, *arrays: Array, costs: ForestCosts = FOREST_COSTS) -> Any:

@@ -49,8 +49,7 @@ def tree_draws(
         values = [_draw_tilted(k, c, mean, variance) for k, c in ((low_key, low), (high_key, high))]
         return jnp.where(states, values[1], values[0]), states
 
-    found: tuple[Array, Array] = jax.lax.map(draw, jax.random.split(key, num_samples))
-    return found
+    return jax.lax.map(draw, jax.random.split(key, num_samples))
 
 
 def _draw_tilted(key: Array, component: Potential, mean: Array, variance: Array) -> Array:

@@ -91,8 +91,7 @@ def log_density(forest: Forest, parameters: TreeParameters, s: ArrayLike) -> Arr
     >>> print(log_density(forest, tree, jnp.array([0.05, 2.0])))
     -3.699
     """
-    found: Array = log_partition(forest, log_evidence(forest, parameters, s), *log_probabilities(forest, parameters))
-    return found
+    return log_partition(forest, log_evidence(forest, parameters, s), *log_probabilities(forest, parameters))
 
 
 def log_evidence(forest: Forest, parameters: TreeParameters, s: ArrayLike) -> Array:
@@ -109,8 +108,7 @@ def state_posterior(forest: Forest, parameters: TreeParameters, evidence: ArrayL
     :param ArrayLike evidence: log evidence of each node's states, of shape ``(num_nodes, 2)``; for coefficients
         that are known it is :func:`log_evidence`.
     """
-    found: SumProduct = sum_product(forest, evidence, *log_probabilities(forest, parameters))
-    return found
+    return sum_product(forest, evidence, *log_probabilities(forest, parameters))
 
 
 @jax.jit
@@ -194,8 +192,7 @@ def _mix(
 
 def per_node(forest: Forest, component: Potential) -> Potential:
     """The component with the parameters of each node's group."""
-    found: Potential = jax.tree.map(lambda x: jnp.asarray(x)[forest.groups] if jnp.ndim(x) else x, component)
-    return found
+    return jax.tree.map(lambda x: jnp.asarray(x)[forest.groups] if jnp.ndim(x) else x, component)
 
 
 def components_of_nodes(forest: Forest, parameters: TreeParameters) -> tuple[Potential, Potential]:

@@ -55,8 +55,7 @@ class ItemBank:
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:
-        found: tuple[int, ...] = jax.eval_shape(self.log_probabilities, jnp.zeros((2, self.num_traits))).shape
-        return found
+        return jax.eval_shape(self.log_probabilities, jnp.zeros((2, self.num_traits))).shape
 
     @property
     def num_draws(self) -> int:

@@ -57,5 +57,4 @@ class Beliefs(Protocol):
 def negative_entropy(probabilities: Floats) -> Floats:
     """Sum of ``p log p`` over the last axis; zero where ``p`` is zero. Need not be normalised."""
     terms: Floats = probabilities * np.log(np.maximum(probabilities, np.finfo(float).tiny))
-    found: Floats = terms.sum(-1)
-    return found
+    return terms.sum(-1)

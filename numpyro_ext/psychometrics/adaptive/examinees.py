@@ -77,8 +77,7 @@ class Examinees:
     @property
     def asked(self) -> NDArray[np.bool_]:
         """Items that have an answer, shape ``(people, items)``."""
-        asked: NDArray[np.bool_] = ~np.isnan(self.answers)
-        return asked
+        return ~np.isnan(self.answers)
 
     @property
     def mean(self) -> Floats:
@@ -93,8 +92,7 @@ class Examinees:
     @property
     def standard_deviation(self) -> Floats:
         """Posterior standard deviation of the traits, shape ``(people, D)``."""
-        found: Floats = np.sqrt(np.diagonal(self._covariance, axis1=1, axis2=2))
-        return found
+        return np.sqrt(np.diagonal(self._covariance, axis1=1, axis2=2))
 
     def answer(self, items: Ints, values: Ints) -> None:
         """Take in one answer of each person; items below zero stand for none."""
@@ -121,8 +119,7 @@ class Examinees:
     def categories(self) -> NDArray[np.bool_]:
         """Categories that an item has, shape ``(items, categories)``."""
         points = self.beliefs.bank.mean[None]
-        is_category: NDArray[np.bool_] = self.beliefs.bank.table(points)[0, 0] > ABSENT
-        return is_category
+        return self.beliefs.bank.table(points)[0, 0] > ABSENT
 
     def outlooks(self, focus: object = None, shape: tuple[int, ...] | None = None) -> dict[str, Outlook]:
         """The outlook on every answer, for scores.
@@ -217,10 +214,8 @@ def _gain(covariance: Floats, information: Floats, focus: Sequence[int] | None) 
         # The determinant of a symmetric matrix, which stays positive where the information has rank one.
         root = np.linalg.cholesky(covariance)
         inner = np.swapaxes(root, -1, -2) @ information @ root
-        found: Floats = 0.5 * np.log1p(np.maximum(np.linalg.eigvalsh(inner), 0.0)).sum(-1)
-        return found
+        return 0.5 * np.log1p(np.maximum(np.linalg.eigvalsh(inner), 0.0)).sum(-1)
     identity = np.eye(covariance.shape[-1])
     after = np.linalg.solve(identity + covariance @ information, np.broadcast_to(covariance, information.shape))
     before, after = (part[..., focus, :][..., focus] for part in (covariance, after))
-    fall: Floats = 0.5 * (np.linalg.slogdet(before)[1] - np.linalg.slogdet(after)[1])
-    return fall
+    return 0.5 * (np.linalg.slogdet(before)[1] - np.linalg.slogdet(after)[1])

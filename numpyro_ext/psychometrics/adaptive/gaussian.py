@@ -84,8 +84,7 @@ class GaussianBeliefs:
             return self.bank.information(posterior.mean)
         points = self._points(posterior)[:, :32]
         found = self.bank.information(points.reshape(-1, points.shape[-1]))
-        expected: Floats = found.reshape(*points.shape[:2], *found.shape[1:]).mean(1)
-        return expected
+        return found.reshape(*points.shape[:2], *found.shape[1:]).mean(1)
 
     def votes(self, posterior: GaussianPosterior) -> Floats:
         found = self._in_blocks(self._votes, posterior)[0]
@@ -97,8 +96,7 @@ class GaussianBeliefs:
 
     def _points(self, posterior: GaussianPosterior) -> Floats:
         root = np.linalg.cholesky(posterior.covariance)
-        points: Floats = posterior.mean[:, None] + np.einsum("nde,me->nmd", root, self._normal)
-        return points
+        return posterior.mean[:, None] + np.einsum("nde,me->nmd", root, self._normal)
 
     def _at_points(self, posterior: GaussianPosterior) -> list[Floats]:
         """Means over the points of probabilities and of their negative entropies."""

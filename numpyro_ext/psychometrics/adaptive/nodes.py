@@ -108,8 +108,7 @@ class NodeBeliefs:
 
     def updated(self, state: Floats, items: Ints, values: Ints) -> Floats:
         if (items >= 0).all():
-            found: Floats = state + self._rows[items, values]
-            return found
+            return state + self._rows[items, values]
         new = state.copy()
         told = np.flatnonzero(items >= 0)
         new[told] += self._rows[items[told], values[told]]
@@ -179,8 +178,7 @@ class NodeBeliefs:
     def fisher_information(self, posterior: NodePosterior, at: At) -> Floats:
         if at == "mean":
             return self.bank.information(self.moments(posterior)[0])
-        expected: Floats = np.tensordot(posterior.marginal, self._information, 1)
-        return expected
+        return np.tensordot(posterior.marginal, self._information, 1)
 
     @cached_property
     def _information(self) -> Floats:
@@ -189,8 +187,7 @@ class NodeBeliefs:
     def votes(self, posterior: NodePosterior) -> Floats:
         number = self.bank.num_categories
         likeliest = np.eye(number)[self._rows.argmax(1)]
-        votes: Floats = np.einsum("nsq,psqk->npk", posterior.weights, likeliest)
-        return votes
+        return np.einsum("nsq,psqk->npk", posterior.weights, likeliest)
 
     def trouble(self, posterior: NodePosterior, covariance: Floats) -> str | None:
         # The step along a direction of the posterior against its standard deviation there.
@@ -216,5 +213,4 @@ class NodeBeliefs:
 def _log_sum(rows: Floats) -> Floats:
     """Logarithm of the sum of exponentials over the last axis."""
     top = rows.max(1)
-    found: Floats = top + np.log(np.exp(rows - top[:, None]).sum(1))
-    return found
+    return top + np.log(np.exp(rows - top[:, None]).sum(1))

@@ -75,8 +75,7 @@ def common_block(
     mean = cholesky_solve(cholesky(precision), jax.grad(log_prior)(zeros))
 
     def slope(direction: Array) -> Array:
-        found: Array = jax.jvp(predict, (zeros,), (direction,))[1]
-        return found
+        return jax.jvp(predict, (zeros,), (direction,))[1]
 
     coefficients = jax.lax.map(slope, jnp.eye(size, dtype=dtype)).T
     return Common(GaussianSide(mean[None], precision[None]), coefficients)

@@ -167,11 +167,9 @@ def take_cells(potential: Potential, size: int, cells: np.ndarray) -> Potential:
         found = jnp.broadcast_to(x, (size, *x.shape[1:]))[cells]
         return found if is_label else found.astype(jnp.result_type(float))
 
-    taken: Potential = jax.tree.map(take, potential)
-    return taken
+    return jax.tree.map(take, potential)
 
 
 def join_cells(potentials: Sequence[Potential]) -> Potential:
     """The factors of several sites, one after another."""
-    joined: Potential = jax.tree.map(lambda *parts: jnp.concatenate(parts), *potentials)
-    return joined
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *potentials)

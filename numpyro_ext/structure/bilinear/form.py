@@ -228,8 +228,7 @@ class Bilinear(NamedTuple):
         def of_row(row: Array) -> Array:
             return reduce(function(self.predictor_of_pairs(u, v, z, jnp.full_like(columns, row), columns)))
 
-        found: Array = jax.lax.map(of_row, jnp.arange(u.shape[0]))
-        return found
+        return jax.lax.map(of_row, jnp.arange(u.shape[0]))
 
     def predictor_of_pairs(self, u: Array, v: Array, z: Array | None, rows: Array, columns: Array) -> Array:
         """Predictors of any pairs of a row and a column, where all cells have the same coefficients and offset."""

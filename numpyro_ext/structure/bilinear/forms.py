@@ -47,8 +47,7 @@ class BilinearForms(ModelReading):
     _starts: dict[str, int]
 
     def _lookups(self, data: Sequence[Any] | None) -> Lookups:
-        found: Lookups = (self.data if data is None else data)[-1]
-        return found
+        return (self.data if data is None else data)[-1]
 
     def _locations(self, env: Mapping[int, Array]) -> Array:
         """Prior means of all unknowns."""

@@ -127,5 +127,4 @@ def _components(rest: np.ndarray, unit: np.ndarray, is_shared: np.ndarray) -> np
     tails = np.concatenate([rest[rows, slots], unit[columns]])
     graph = scipy.sparse.coo_matrix((np.ones(heads.size, np.int8), (heads, tails)), (unit.size, unit.size))
     label = connected_components(graph.tocsr(), directed=False)[1][columns]
-    found: np.ndarray = np.unique(label, return_inverse=True)[1]
-    return found
+    return np.unique(label, return_inverse=True)[1]

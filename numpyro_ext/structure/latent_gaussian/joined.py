@@ -58,5 +58,4 @@ def _one_of(potentials: tuple[Potential, ...], observed: tuple[Array, ...]) -> P
         parts = [jnp.broadcast_to(leaf, mask.shape) for leaf, mask in zip(leaves, observed, strict=True)]
         return jnp.concatenate(parts)
 
-    found: Potential = jax.tree.map(put_together, *potentials)
-    return found
+    return jax.tree.map(put_together, *potentials)

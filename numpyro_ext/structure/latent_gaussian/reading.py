@@ -173,8 +173,7 @@ class LatentGaussianReading(ModelReading):
         return out if all(holds(out._program, probe) for holds in by_values) else None
 
     def _indices(self, data: Sequence[Any] | None) -> _Indices:
-        indices: _Indices = (self.data if data is None else data)[-1]
-        return indices
+        return (self.data if data is None else data)[-1]
 
     @property
     def num_closed_forms(self) -> int:
@@ -280,16 +279,14 @@ class LatentGaussianReading(ModelReading):
     @cached_property
     def abstract_form(self) -> LatentGaussian:
         """The form with shapes and dtypes in place of numbers, for questions about its families."""
-        found: LatentGaussian = shared(_compiled_form, self).eval_shape(self.initial_hyper(), self.data)
-        return found
+        return shared(_compiled_form, self).eval_shape(self.initial_hyper(), self.data)
 
     def compiled_form(self, hyper: Mapping[str, object]) -> LatentGaussian:
         """:meth:`form` of the model's data, by one compiled function instead of one for each operation.
 
         :param hyper: all hyperparameters, constrained.
         """
-        found: LatentGaussian = shared(_compiled_form, self)(hyper, self.data)
-        return found
+        return shared(_compiled_form, self)(hyper, self.data)
 
     def maps(
         self, hyper: Mapping[str, object], data: Sequence[object] | None = None, names: Sequence[str] | None = None

@@ -288,8 +288,7 @@ def _lay_out(
         quantities_before += math.prod(shapes[-1])
 
     def places(of_block: np.ndarray) -> np.ndarray:
-        found: np.ndarray = place[of_block] + places_within(of_block, blocks.num_blocks)
-        return found
+        return place[of_block] + places_within(of_block, blocks.num_blocks)
 
     is_itself = (blocks.of_rows >= 0) & found.of_rows[blocks.of_rows]
     themselves, chosen = np.flatnonzero(is_itself), ~found.of_rows[found.blocks]
@@ -342,5 +341,4 @@ def _bucket_widths(sizes: np.ndarray, cost_of_bucket: float) -> np.ndarray:
     before = np.append(0, np.cumsum(counts))
     padded = (before[1:] - before[:-1, None]) * distinct.astype(float) ** 3 + cost_of_bucket
     level = cheapest_levels(padded, _MOST_BUCKETS)
-    found: np.ndarray = distinct[np.diff(level, append=level.size) > 0]
-    return found
+    return distinct[np.diff(level, append=level.size) > 0]

@@ -147,8 +147,7 @@ class _BetaBinomial(dist.Distribution):
         parts = jnp.stack(jnp.broadcast_arrays(count, total - count, total, a, b, a + b))
         counts, sizes = parts[:3], parts[3:]
         of_successes, of_failures, of_all = log_rising_coefficient(counts, sizes)
-        chances: Array = of_successes + of_failures - of_all
-        return chances
+        return of_successes + of_failures - of_all
 
 
 class _GammaPoisson(dist.Distribution):
@@ -195,5 +194,4 @@ class _TruncatedNormal(dist.Distribution):
         is_turned = below + above > 0.0
         near = log_ndtr(jnp.where(is_turned, -below, above))
         far = log_ndtr(jnp.where(is_turned, -above, below))
-        mass: Array = near + jnp.log(-jnp.expm1(far - near))
-        return mass
+        return near + jnp.log(-jnp.expm1(far - near))

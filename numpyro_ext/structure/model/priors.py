@@ -138,8 +138,7 @@ def factor_potential(fn: dist.Distribution) -> Potential | None:
     assert family is not None  # by is_factor
     parameters = {n: getattr(base, n) for n in family.parameters}
     observations = Observations(jnp.zeros(jnp.shape(base.loc)), parameters, jnp.ones(()), 1)
-    found: Potential = jax.eval_shape(lambda y: family.build(IDENTITY, y._replace(dimension=1)).potential, observations)
-    return found
+    return jax.eval_shape(lambda y: family.build(IDENTITY, y._replace(dimension=1)).potential, observations)
 
 
 def is_one_sided(fn: dist.Distribution) -> bool:

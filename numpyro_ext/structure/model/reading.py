@@ -182,8 +182,7 @@ class ModelReading(TracedModel, ABC):
             def value(point: list[Array]) -> Array:
                 return jnp.asarray(program.evaluate([log_prob], {**env, **dict(zip(moving, point, strict=True))})[0])
 
-            found: Array = jax.jvp(value, (point,), (direction,))[1]
-            return found
+            return jax.jvp(value, (point,), (direction,))[1]
 
         # As a difference of equal products may be rounded where they are fused.
         slopes = np.abs(np.asarray(quick_jit(slope, is_small=True)(env, point, direction)))
@@ -270,8 +269,7 @@ class ModelReading(TracedModel, ABC):
 
     def log_joint(self, hyper: Mapping[str, object], e: Array, data: Sequence[object]) -> Array:
         """Log density of the unknowns ``e``, hyperparameters and data, from the form."""
-        found: Array = self.form(hyper, data).log_density(e) + self.log_prior(hyper, data)
-        return found
+        return self.form(hyper, data).log_density(e) + self.log_prior(hyper, data)
 
     def draw(self, hyper: Mapping[str, object], white: Array, data: Sequence[object]) -> Array:
         """Unknowns of a plausible size, made of standard normal numbers of shape ``(num_columns,)``."""

@@ -218,5 +218,4 @@ def _whiten(base: Any, value: Array) -> tuple[Array, Array]:
 def _low_rank_tril(base: Any) -> Array:
     factor = base.cov_factor
     diagonal = jnp.eye(factor.shape[-2]) * jnp.asarray(base.cov_diag)[..., None]
-    found: Array = jnp.linalg.cholesky(factor @ jnp.swapaxes(factor, -1, -2) + diagonal)
-    return found
+    return jnp.linalg.cholesky(factor @ jnp.swapaxes(factor, -1, -2) + diagonal)

@@ -249,8 +249,7 @@ def _both_densities(reading: ModelReading, program: Program, output: Atom, is_sm
     def at_points(
         start: object, moves: object, white: Array, data: object, reference_data: object
     ) -> tuple[Array, object]:
-        found: tuple[Array, Any] = jax.lax.map(partial(both, start, data, reference_data), (white, moves))
-        return found
+        return jax.lax.map(partial(both, start, data, reference_data), (white, moves))
 
     return quick_jit(at_points, is_small=is_small, is_lean=True)
 

@@ -107,8 +107,7 @@ class OpenedScan:
 
     def _values(self, wanted: Sequence[object], given: Mapping[int, Any]) -> list[Any]:
         env = {**dict(zip(self._body.constants, self._body.data, strict=True)), **given}
-        values: list[Any] = self._body.evaluate(wanted, env)
-        return values
+        return self._body.evaluate(wanted, env)
 
     def _carried(self, which: Sequence[int]) -> Callable[..., list[Any]]:
         """The scan of some parts of the carry: from inputs of the body to these parts before each step."""

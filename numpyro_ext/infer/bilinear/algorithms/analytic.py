@@ -25,8 +25,7 @@ class AnalyticFactors(NamedTuple):
     @property
     def mean(self) -> np.ndarray:
         """Posterior mean of the product, shape ``(num_rows, num_columns)``."""
-        product: np.ndarray = (self.left * self.singular_values) @ self.right.T
-        return product
+        return (self.left * self.singular_values) @ self.right.T
 
 
 def analytic_matrix_factorization(

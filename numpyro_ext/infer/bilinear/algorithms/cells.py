@@ -237,8 +237,7 @@ def _visit_cells(
             cells = cells._replace(factors=Factors(None, listed))
         return visit(carry, cells, Pairing(mean, covariance, partner, is_diagonal)), None
 
-    end: _Carry = jax.lax.scan(step, start, view.cells)[0]
-    return end
+    return jax.lax.scan(step, start, view.cells)[0]
 
 
 def _is_diagonal(view: View, own: Block, other: Block) -> bool:
@@ -342,5 +341,4 @@ def over_devices(x: _Carry, axis_name: str | None) -> _Carry:
     :param x: array or tree of arrays.
     :param str axis_name: of the axis of devices.
     """
-    total: _Carry = x if axis_name is None else jax.lax.psum(x, axis_name)
-    return total
+    return x if axis_name is None else jax.lax.psum(x, axis_name)

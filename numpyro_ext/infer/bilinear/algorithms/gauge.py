@@ -108,16 +108,14 @@ def _second_moment(block: SideBlock, prior: Side, k: int) -> Array:
         moment += block.covariance[:, :k, None] * jnp.eye(k, dtype=mean.dtype)
     elif block.covariance is not None:
         moment += block.covariance[:, :k, :k]
-    weighted: Array = moment if prior.weight is None else prior.weight[:, None, None] * moment
-    return weighted
+    return moment if prior.weight is None else prior.weight[:, None, None] * moment
 
 
 def _paired_precision(prior: Side, k: int) -> Array:
     assert isinstance(prior, GaussianSide)
     if prior.precision.ndim == 2:
         return prior.precision[:, :k]
-    diagonal: Array = jnp.diagonal(prior.precision, axis1=-2, axis2=-1)[:, :k]
-    return diagonal
+    return jnp.diagonal(prior.precision, axis1=-2, axis2=-1)[:, :k]
 
 
 def _is_constant(x: Array, axis_name: str | None = None) -> Array:

@@ -122,8 +122,7 @@ def white_size(block: CoupledBlock) -> Array:
 @partial(jax.jit, static_argnames="num_samples")
 def draws_of_side(block: SideBlock, prior: Side, rng_key: Array, num_samples: int) -> Array:
     """Draws of all vectors of a side, shape ``(num_samples, num, size)``."""
-    draws: Array = lax.map(lambda key: draw_side(block, prior, key), jax.random.split(rng_key, num_samples))
-    return draws
+    return lax.map(lambda key: draw_side(block, prior, key), jax.random.split(rng_key, num_samples))
 
 
 def draw_side(block: SideBlock, prior: Side, rng_key: Array) -> Array:
@@ -207,8 +206,7 @@ def _by_component(function: Callable[[Array, Array], Array], block: CoupledBlock
         precision, scale, group = one
         return function(precision, scale[:, None] * prior.root[group])
 
-    found: Array = lax.map(of_component, (block.precision, prior.scale.T, prior.group))
-    return found
+    return lax.map(of_component, (block.precision, prior.scale.T, prior.group))
 
 
 def _covariance(precision: Array, root: Array) -> Array:

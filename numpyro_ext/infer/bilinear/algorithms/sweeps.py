@@ -247,8 +247,7 @@ def _step(
         assert isinstance(prior, CoupledSide)
         return step_coupled(view, block, touched(block, prior), touched(*other), prior, step)
     options = {} if axis_name is None else {"axis_name": axis_name}
-    found: tuple[Any, Array, Array, Array] = take_step(view, block, touched(*other), prior, step, **options)
-    return found
+    return take_step(view, block, touched(*other), prior, step, **options)
 
 
 def relative_change(objective: Array, before: Array, loss: Array) -> Array:

@@ -29,8 +29,7 @@ class GaussianMarginal(NamedTuple):
 
     def variance(self) -> Array:
         """Variance of each unknown."""
-        variance: Array = jnp.diagonal(self.covariance)
-        return variance
+        return jnp.diagonal(self.covariance)
 
     def get_covariance(self) -> Array:
         """Covariance between all unknowns."""

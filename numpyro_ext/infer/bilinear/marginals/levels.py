@@ -47,8 +47,7 @@ def mean_level_probabilities(
         drawn = [_drawn(next(own_keys), block) for block in blocks]
         cuts = None if elements is None else _drawn(next(own_keys), elements)
         variances = [g.rate / jax.random.gamma(key, g.shape) for g, key in zip(gammas, own_keys, strict=False)]
-        found: Array = total + level_probabilities(form, drawn, cuts, variances)
-        return found
+        return total + level_probabilities(form, drawn, cuts, variances)
 
     num_levels = form.thresholds.shape[-1] + 1
     blank = jnp.zeros((form.thresholds.shape[0], num_levels), form.thresholds.dtype)

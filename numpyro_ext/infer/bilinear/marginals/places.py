@@ -59,8 +59,7 @@ class SitePlaces(NamedTuple):
     def _correlated(self) -> Array:
         """Covariances of each component between vectors that depend on each other, ``(size, num, num)``."""
         assert isinstance(self.block, CoupledBlock) and isinstance(self.prior, CoupledSide)
-        found: Array = coupled_moments(self.block, self.prior)[1]
-        return found
+        return coupled_moments(self.block, self.prior)[1]
 
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Draws of all elements, shape ``(num_samples, n)``."""
@@ -95,8 +94,7 @@ def _cosines(block: SideBlock, prior: Side, used: Array, index: Array, keys: Arr
         product = norm * norm[index]
         return jnp.where(product > 0.0, draw @ draw[index] / jnp.where(product > 0.0, product, 1.0), 0.0)
 
-    found: Array = jax.lax.map(of_draw, keys)
-    return found
+    return jax.lax.map(of_draw, keys)
 
 
 def site_places(

@@ -102,5 +102,4 @@ def draw_predictors(form: Bilinear, rows: SideBlock, columns: SideBlock, rng_key
         row_key, column_key = jax.random.split(key)
         return form.predictor(draw_side(rows, form.rows, row_key), draw_side(columns, form.columns, column_key))
 
-    draws: Array = jax.lax.map(one, jax.random.split(rng_key, num_samples))
-    return draws
+    return jax.lax.map(one, jax.random.split(rng_key, num_samples))

@@ -55,8 +55,7 @@ class BoundedPosterior(SitePosterior):
     def _quantile(self, q: np.ndarray) -> Array:
         probability = q.reshape(math.prod(q.shape), 1)
         mean, variance = (np.reshape(x, -1) for x in (self._mean(), self._variance()))
-        found: Array = shared(_quantiles)(mean, variance, self.lower.astype(mean.dtype), probability)
-        return found
+        return shared(_quantiles)(mean, variance, self.lower.astype(mean.dtype), probability)
 
 
 def _quantile(mean: Array, variance: Array, lower: Array, q: Array) -> Array:

@@ -93,8 +93,6 @@ def predictive_draws(
     """
 
     def run(rng_key: Array, latents: dict[str, Array]) -> dict[str, Array]:
-        found: dict[str, Array] = Predictive(model, latents, return_sites=return_sites)(rng_key, *args, **kwargs)
-        return found
+        return Predictive(model, latents, return_sites=return_sites)(rng_key, *args, **kwargs)
 
-    drawn: dict[str, Array] = run_compiled(run, rng_key, dict(latents))
-    return drawn
+    return run_compiled(run, rng_key, dict(latents))

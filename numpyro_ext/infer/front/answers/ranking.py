@@ -116,8 +116,7 @@ def shortlist(
     k = min(_FIRST_PLACES, utilities.shape[-1]) if k is None else k
     summary = rank_summary(utilities, k=k)
     order = np.lexsort((summary.expected_rank, -summary.among_first), axis=-1)
-    found: np.ndarray = order[..., :k]
-    return found
+    return order[..., :k]
 
 
 def _utilities(draws: Any, site: str | None, users: ArrayLike | None) -> np.ndarray:

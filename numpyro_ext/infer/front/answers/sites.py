@@ -189,8 +189,7 @@ class SitePosterior(Marginal):
     def _centred(self, rows: LinearOperator | Array, rng_key: Array | None, num_samples: int) -> Array:
         """Rows applied to draws about the mean, shape ``(num_samples, r)``."""
         draws = self.sample(random.key(0) if rng_key is None else rng_key, num_samples).reshape(num_samples, -1)
-        centred: Array = jax.lax.map(lambda x: rows @ x, draws - self.mean.reshape(-1))
-        return centred
+        return jax.lax.map(lambda x: rows @ x, draws - self.mean.reshape(-1))
 
     def __getitem__(self, index: Any) -> SitePosterior:
         """Some of the elements as a site of their own: ``engine.posterior["utility"][[3, 7]]``.

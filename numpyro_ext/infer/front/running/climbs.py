@@ -59,8 +59,7 @@ class Climb(NamedTuple):
 
     def coordinates(self, values: Array) -> np.ndarray:
         """The inverse: from unconstrained hyperparameters."""
-        found: np.ndarray = (np.asarray(values) - np.asarray(self.origin)) / np.asarray(self.units)
-        return found
+        return (np.asarray(values) - np.asarray(self.origin)) / np.asarray(self.units)
 
 
 class Searches:

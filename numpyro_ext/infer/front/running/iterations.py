@@ -389,5 +389,4 @@ def _steepest(around: Callable[[np.ndarray], np.ndarray], basis: np.ndarray, siz
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
-    scaled: np.ndarray = x / np.linalg.norm(x)
-    return scaled
+    return x / np.linalg.norm(x)

@@ -33,8 +33,7 @@ def probed(run: Any, probe_locally: Callable[[SearchState, object], SearchState]
         matrix = hessian(found, tol=run.climb.tol)
         if all(_agrees(run, search, matrix, direction) for direction in _directions(matrix)):
             return found
-    made: SearchState = run.climb_from(search._replace(num_probes=jnp.zeros_like(jnp.asarray(search.num_probes))))
-    return made
+    return run.climb_from(search._replace(num_probes=jnp.zeros_like(jnp.asarray(search.num_probes))))
 
 
 def _directions(matrix: np.ndarray) -> list[np.ndarray]:

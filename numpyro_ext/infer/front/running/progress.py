@@ -42,8 +42,7 @@ class _Bar(tqdm):
     def update(self, n: float | None = 1) -> bool | None:
         if self._is_first and not self.disable:
             self._begin(n or 0)
-        shown: bool | None = super().update(n)
-        return shown
+        return super().update(n)
 
     def _begin(self, done: float) -> None:
         self._is_first = False

@@ -313,12 +313,10 @@ class GivenFunctions(Algorithm):
         return self._functions.init(form)
 
     def solve(self, form: LatentGaussian, state: Any, **options: Any) -> tuple[Any, FitInfo]:
-        found: tuple[Any, FitInfo] = self._functions.solve(form, state, **options)
-        return found
+        return self._functions.solve(form, state, **options)
 
     def log_evidence(self, form: LatentGaussian, state: PyTree) -> Array:
-        found: Array = self._functions.log_evidence(form, state)
-        return found
+        return self._functions.log_evidence(form, state)
 
     def posterior(self, form: LatentGaussian, state: Any) -> Any:
         return self._functions.posterior(form, state)
@@ -349,8 +347,7 @@ class GivenFunctions(Algorithm):
 
     def update(self, form: LatentGaussian, precision: Array, shift: Array) -> tuple[Array, Array]:
         function = self._functions.update
-        found: tuple[Array, Array] = (function or super().update)(form, precision, shift)
-        return found
+        return (function or super().update)(form, precision, shift)
 
     def approach(self, form: LatentGaussian, state: Any) -> Any:
         function = self._functions.approach

@@ -61,8 +61,7 @@ def tilted_cumulants(potential: Potential, mean: Array, variance: Array) -> tupl
     ones = jnp.ones_like(mean)
 
     def slope(mean: Array) -> Array:
-        found: Array = jax.jvp(tilted_variance, (mean,), (ones,))[1]
-        return found
+        return jax.jvp(tilted_variance, (mean,), (ones,))[1]
 
     first, second = jax.jvp(slope, (mean,), (ones,))
     return variance * first, variance**2 * second

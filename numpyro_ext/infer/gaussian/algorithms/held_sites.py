@@ -138,8 +138,7 @@ class FieldGiven:
     @property
     def mean(self) -> Array:
         """Mean of the unknowns, shape ``(num_columns,)``."""
-        found: Array = self.posterior.unknowns()
-        return found
+        return self.posterior.unknowns()
 
     @property
     def log_partition(self) -> Array:
@@ -167,8 +166,7 @@ class FieldGiven:
     def log_scale(self) -> Array:
         """Log absolute determinant of :meth:`from_white`."""
         if self.reference is not None:
-            found: Array = self.reference.log_scale + jnp.sum(jnp.log(self._growth))
-            return found
+            return self.reference.log_scale + jnp.sum(jnp.log(self._growth))
         # The volume of the posterior is known relative to the prior's, that of the prior by its density at the mean.
         form, total = self.form, self.posterior.log_volume()
         for block in form.prior:
@@ -180,8 +178,7 @@ class FieldGiven:
         """Standard deviations of the unknowns, relative to those at the fit."""
         size = self.form.num_columns
         each = SparseRows(jnp.arange(size)[:, None], jnp.ones((size, 1), self.form.offset.dtype), size)
-        found: Array = jnp.sqrt(self.posterior.map_variance(each) / self.reference.posterior.map_variance(each))
-        return found
+        return jnp.sqrt(self.posterior.map_variance(each) / self.reference.posterior.map_variance(each))
 
 
 def _check(form: LatentGaussian) -> None:

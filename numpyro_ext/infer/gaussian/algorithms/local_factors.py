@@ -120,11 +120,9 @@ def _expand(factors: Potential, mean: Array, variance: Array, power: float) -> C
         one, other = pair
 
         def first(move: Array) -> Array:
-            slope: Array = jax.jvp(log_z, (move,), (one,))[1]
-            return slope
+            return jax.jvp(log_z, (move,), (one,))[1]
 
-        found: tuple[Array, Array] = jax.jvp(first, (origin,), (other,))
-        return found
+        return jax.jvp(first, (origin,), (other,))
 
     axes = np.eye(num_coordinates, dtype=mean.dtype)
     i, j = np.triu_indices(num_coordinates)
@@ -167,8 +165,7 @@ def _shifted(factors: Potential, moves: Array, num_rows: int) -> Potential:
             size = len(_split(leaf, num_rows))
             leaves[place] = leaf + moves[start : start + size].reshape(shape)
             start += size
-    shifted: Potential = jax.tree.unflatten(structure, leaves)
-    return shifted
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _may_move(leaf: Array) -> bool:

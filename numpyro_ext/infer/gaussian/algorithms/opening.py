@@ -82,8 +82,7 @@ def at_mode(form: LatentGaussian, prior: LinearGaussian, space: Space, state: St
     marginals = refresh(form, prior, precision, shift)
     no = jnp.asarray(False)
     start = state._replace(site_precision=precision, site_shift=shift, marginals=marginals, is_start=no)
-    chosen: State = jax.tree.map(partial(jnp.where, is_proper(marginals)), start, state)
-    return chosen
+    return jax.tree.map(partial(jnp.where, is_proper(marginals)), start, state)
 
 
 def refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Marginals:

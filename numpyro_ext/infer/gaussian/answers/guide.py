@@ -42,8 +42,7 @@ class FittedGuide(AutoMultivariateNormal):
         """
         if self.fitted_priors is not None and not _are_same((args, kwargs), self.fitted_call):
             self._check_priors(*args, **kwargs)
-        draws: dict[str, Any] = super().__call__(*args, **kwargs)
-        return draws
+        return super().__call__(*args, **kwargs)
 
     def _check_priors(self, *args: object, **kwargs: object) -> None:
         if not self._has_fitted_priors(args, kwargs):
@@ -208,8 +207,7 @@ def _from(
         if site["type"] != "sample" or site["is_observed"]:
             return None
         if site["name"] in hyper:
-            constrained: Array = biject_to(site["fn"].support)(hyper[site["name"]][0])
-            return constrained
+            return biject_to(site["fn"].support)(hyper[site["name"]][0])
         return values.get(site["name"])
 
     return substitute

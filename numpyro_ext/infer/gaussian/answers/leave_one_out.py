@@ -129,8 +129,7 @@ def log_factors_at_draws(form: LatentGaussian, posterior: GaussianPosterior) -> 
         root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[:, None, :]
 
         def at(z: Array, base: Any = potential, centres: Array = centres, root: Array = root) -> Array:
-            log_t: Array = base.on_first_row(base.base.log_density(centres + root @ z))
-            return log_t
+            return base.on_first_row(base.base.log_density(centres + root @ z))
 
         columns.append(jnp.where(observed, jax.lax.map(at, jnp.asarray(standard, mean.dtype)), 0.0))
     return jnp.concatenate([jnp.zeros((_NUM_PLACES, 0), mean.dtype), *columns], axis=1)
@@ -227,8 +226,7 @@ def log_refitted(
         posterior = dataclasses.replace(algorithm.posterior(others, found), covariance_family="full")
         return log_predictive_factors(form, *posterior.predictor_moments())[row], info.converged
 
-    refitted: tuple[Array, Array] = jax.lax.map(refit, rows)
-    return refitted
+    return jax.lax.map(refit, rows)
 
 
 class _Rows(NamedTuple):

@@ -149,8 +149,7 @@ def check_same_unknowns(fitted: LatentGaussianReading, new: LatentGaussianReadin
 def _field_at(reading: LatentGaussianReading, hyper: dict[str, Array], points: np.ndarray) -> tuple[Any, Any]:
     """Values of the field sites at some unknowns, and the priors, by one program instead of one for each operation."""
 
-    found: tuple[Any, Any] = shared(_field_of, reading)(hyper, points, reading.data)
-    return found
+    return shared(_field_of, reading)(hyper, points, reading.data)
 
 
 def _field_of(reading: LatentGaussianReading) -> Callable[..., tuple[Any, Any]]:

@@ -235,8 +235,7 @@ def _few_digits(reading: LatentGaussianReading, form: LatentGaussian) -> str | N
             continue  # of several predictors
 
         def slope(eta: Array, log_density: Callable[[Array], Array] = potential.log_density) -> Array:
-            found: Array = jax.jvp(log_density, (eta,), (jnp.ones_like(eta),))[1]
-            return found
+            return jax.jvp(log_density, (eta,), (jnp.ones_like(eta),))[1]
 
         weights = -np.asarray(jax.jvp(slope, (rows,), (jnp.ones_like(rows),))[1])
         k = int(np.argmax(np.where(np.isfinite(weights), weights, -np.inf)))

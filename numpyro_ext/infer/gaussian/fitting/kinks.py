@@ -34,8 +34,7 @@ def slope_jumps(form: LatentGaussian, first: int) -> Array:
     potential, (mean, scale) = form.potentials[first], prior_range(form, first)
 
     def slope(z: Array) -> Array:
-        found: Array = jax.jvp(potential.log_density, (mean + z * scale,), (scale,))[1]
-        return found
+        return jax.jvp(potential.log_density, (mean + z * scale,), (scale,))[1]
 
     grid = jnp.asarray(_GRID, mean.dtype)
     slopes = lax.map(lambda z: slope(jnp.full_like(mean, z)), grid)

@@ -45,8 +45,7 @@ def with_local_probes(
 
     def solve(form: LatentGaussian, start: Any, **options: Any) -> tuple[Any, Any]:
         held = start, state.best.info
-        fitted: tuple[Any, Any] = jax.lax.cond(is_held, lambda: held, lambda: algorithm.solve(form, start, **options))
-        return fitted
+        return jax.lax.cond(is_held, lambda: held, lambda: algorithm.solve(form, start, **options))
 
     evaluate = evaluation(lambda values: near(form_fn(values)), solve)
     axes = np.eye(state.values.size, dtype=state.values.dtype)

@@ -74,8 +74,7 @@ class CutNormal(NamedTuple):
     def cdf(self, x: np.ndarray) -> np.ndarray:
         """Probability below ``x``."""
         excess = np.maximum((x - self.lower) / self.scale, 0.0)
-        found: np.ndarray = -np.expm1(log_ndtr(self.location - excess) - log_ndtr(self.location))
-        return found
+        return -np.expm1(log_ndtr(self.location - excess) - log_ndtr(self.location))
 
 
 def _by_moments() -> Callable[..., TruncatedByMoments]:
@@ -142,5 +141,4 @@ class MarginalMixture(NamedTuple):
             middle = 0.5 * (lower + upper)
             is_below = cdf(middle) < target
             lower, upper = np.where(is_below, middle, lower), np.where(is_below, upper, middle)
-        found: np.ndarray = 0.5 * (lower + upper)
-        return found
+        return 0.5 * (lower + upper)

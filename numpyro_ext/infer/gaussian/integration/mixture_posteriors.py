@@ -152,8 +152,7 @@ class HyperPosterior(Marginal):
             self._by_masses(p, mixture.quantile(p), mixture, free).reshape(q.shape + is_increasing.shape)
             for p in (q, 1.0 - q)
         )
-        found: Array = self.transform(jnp.asarray(np.where(is_increasing, low, high)))
-        return found
+        return self.transform(jnp.asarray(np.where(is_increasing, low, high)))
 
     def _quantile_of_values(self, q: np.ndarray) -> Array:
         """Quantiles of shape ``q.shape + shape`` by the moments of the constrained values."""

@@ -47,8 +47,7 @@ class Scatter(NamedTuple):
         constant."""
         with np.errstate(divide="ignore"):  # of points that are never drawn
             log_prior = np.asarray(self.fits.objective - self.fits.log_evidence)
-            found: np.ndarray = log_prior + self.log_volumes - np.log(self.weights)
-            return found
+            return log_prior + self.log_volumes - np.log(self.weights)
 
     @classmethod
     def of(cls, found: Exploration) -> Scatter:
@@ -60,8 +59,7 @@ def systematic(weights: np.ndarray, num_samples: int, generator: np.random.Gener
     """Numbers of the points that draws come from, in order: each as often as its weight says, but for less than one."""
     ends = np.cumsum(weights)
     places = (np.arange(num_samples) + generator.random()) / num_samples
-    found: np.ndarray = np.minimum(np.searchsorted(ends / ends[-1], places), len(ends) - 1)
-    return found
+    return np.minimum(np.searchsorted(ends / ends[-1], places), len(ends) - 1)
 
 
 def scatter(

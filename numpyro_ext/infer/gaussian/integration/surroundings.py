@@ -176,8 +176,7 @@ class Surroundings(NamedTuple):
                 parts.append(found)
                 start += number
                 bar.update(number)
-        found_at_all: PointFit = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-        return found_at_all
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 def _factor(fit: Fit, axes: np.ndarray, *, is_strict: bool) -> np.ndarray:
@@ -196,5 +195,4 @@ def _factor(fit: Fit, axes: np.ndarray, *, is_strict: bool) -> np.ndarray:
     has_variance = eigenvalues > np.finfo(eigenvalues.dtype).eps * len(axes) * np.max(eigenvalues)
     if not has_variance.any():
         raise NoDesign("the density of the hyperparameters does not curve downwards in any direction from its mode")
-    factor: np.ndarray = (vectors * np.sqrt(np.maximum(eigenvalues, 0.0)))[:, has_variance]
-    return factor
+    return (vectors * np.sqrt(np.maximum(eigenvalues, 0.0)))[:, has_variance]

@@ -65,8 +65,7 @@ class EvidencePrograms:
         return self._algorithm.solve(form, self._algorithm.init(form), **self._options)[0]
 
     def _fit(self, data: Sequence[object] | None, start: Any, hyper: Hyper) -> tuple[Any, Any]:
-        found: tuple[Any, Any] = self._algorithm.solve(self._reading.form(hyper, data), start, **self._options)
-        return found
+        return self._algorithm.solve(self._reading.form(hyper, data), start, **self._options)
 
     def _value_and_gradient(self, data: Sequence[object], start: object, hyper: Hyper) -> tuple[Array, Hyper]:
         """The log evidence and its gradient: what is stationary is held, so nothing flows through the iteration."""
@@ -99,8 +98,7 @@ class EvidencePrograms:
 
         @jax.custom_jvp
         def fit(hyper: Hyper) -> tuple[Array, Hyper]:
-            found: tuple[Array, Hyper] = self.value_and_gradient(data, start, hyper)
-            return found
+            return self.value_and_gradient(data, start, hyper)
 
         @fit.defjvp
         def _(primals: tuple[Hyper], tangents: tuple[Hyper]) -> tuple[Any, Any]:
@@ -144,8 +142,7 @@ class EvidencePrograms:
             value = jnp.where(jnp.isfinite(value), value, -jnp.inf)
             return FieldDraws(self._reading.values(hyper, e, data), value, info.converged, is_inside)
 
-        found: FieldDraws = jax.lax.map(at, (hyper, rng_keys))
-        return found
+        return jax.lax.map(at, (hyper, rng_keys))
 
 
 def evidence_programs(

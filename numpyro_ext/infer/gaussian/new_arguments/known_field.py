@@ -98,8 +98,7 @@ def _unknowns(reading: LatentGaussianReading) -> np.ndarray:
 
 
 def _looked(reading: LatentGaussianReading, hyper: Mapping[str, Array], unknowns: np.ndarray) -> _Look:
-    found: _Look = jax.tree.map(np.asarray, shared(_look, reading)(dict(hyper), unknowns, reading.data))
-    return found
+    return jax.tree.map(np.asarray, shared(_look, reading)(dict(hyper), unknowns, reading.data))
 
 
 def _of_elements(reading: LatentGaussianReading, programs: Programs) -> tuple[Callable[..., Any], Callable[..., Array]]:
@@ -118,8 +117,7 @@ def _of_elements(reading: LatentGaussianReading, programs: Programs) -> tuple[Ca
     def covariance(
         data: Sequence[object] | None, hyper: Any, state: Any, new: Any, places: Array, *, name: str
     ) -> Array:
-        found: Array = programs.posterior(data, hyper, state).covariance(maps(hyper, new, {name: places})[name])
-        return found
+        return programs.posterior(data, hyper, state).covariance(maps(hyper, new, {name: places})[name])
 
     return (
         quick_jit(marginals, static_argnames="marginals_fn", is_small=programs.is_small),
@@ -299,8 +297,7 @@ def _conditional(
         return out
 
     found: dict[str, Any] = run_compiled(jax.vmap(at), dict(latents), dict(outcomes))
-    at_hand: dict[str, Any] = jax.tree.map(np.asarray, found)
-    return at_hand
+    return jax.tree.map(np.asarray, found)
 
 
 def _is_in(alone: Mapping[str, Any], together: Mapping[str, Any], slices: Slices) -> bool:

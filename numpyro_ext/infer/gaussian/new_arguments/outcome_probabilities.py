@@ -38,8 +38,7 @@ def chosen_factors(potential: Potential, chosen: np.ndarray, size: int) -> Poten
         leaf = leaf[:, None] if leaf.ndim == 1 else leaf
         return leaf[:, chosen] if leaf.shape[1] == size else leaf
 
-    found: Potential = jax.tree.map(part, potential)
-    return found
+    return jax.tree.map(part, potential)
 
 
 def probabilities_by_predictors(run: GaussianRun, slices: Slices) -> dict[str, np.ndarray]:
@@ -127,8 +126,7 @@ def probabilities_of_draws(
         def add(total: dict[str, Array], one: dict[str, Array]) -> tuple[dict[str, Array], None]:
             return jax.tree.map(lambda a, b: a + b / count, total, at(one)), None
 
-        added: dict[str, Array] = jax.lax.scan(add, total, latents)[0]
-        return added
+        return jax.lax.scan(add, total, latents)[0]
 
     found: dict[str, Array] = run_compiled(run, dict(latents)) if names else {}
     return {name: np.asarray(p)[(*slices(name, p.shape[:-1]), slice(None))] for name, p in found.items()}

@@ -90,8 +90,7 @@ def multinomial_probit_bayes(
         return jnp.sum(value) - 0.5 * jnp.sum(weights * mean) - constant
 
     def proceed(state: tuple[Any, ...]) -> Array:
-        unfinished: Array = (state[3] < num_steps) & ~(state[2] <= tol)
-        return unfinished
+        return (state[3] < num_steps) & ~(state[2] <= tol)
 
     def advance(state: tuple[Any, ...]) -> tuple[Any, ...]:
         mean, trace, _, count = state

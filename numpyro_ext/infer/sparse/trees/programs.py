@@ -169,8 +169,7 @@ class TreePrograms(SparsePrograms):
             if others is None:
                 return value
             values = jax.lax.map(lambda other: exact(form, *other), others)
-            average: Array = (value + jnp.sum(values)) / (1 + values.size)
-            return average
+            return (value + jnp.sum(values)) / (1 + values.size)
 
         def solve(form: Any, state: Any) -> tuple[Any, core.SolveInfo]:
             if options.is_exact:
@@ -231,8 +230,7 @@ class TreePrograms(SparsePrograms):
             return NodeMoments(moments.mean, moments.variance, moments.marginals)
 
         variances = jnp.broadcast_to(variance, mean.shape)
-        found: NodeMoments = map_trees(of, self._reading.forest, mean, variances, costs=self.options.costs)
-        return found
+        return map_trees(of, self._reading.forest, mean, variances, costs=self.options.costs)
 
     def _gaussian(self, inputs: Inputs) -> core.GaussianMoments:
         return core.gaussian(self._reading.form(inputs.hyper, inputs.data), inputs.state)
@@ -252,18 +250,15 @@ class TreePrograms(SparsePrograms):
     def _site_variance(self, inputs: Inputs, *, name: str) -> Array:
         if self.options.is_exact and self._reading.is_selection(name):
             operator, _ = self._map(inputs, name)
-            variance: Array = operator @ self._moments(inputs).variance
-            return variance
-        diagonal: Array = jnp.diagonal(self._site_covariance(inputs, name=name))
-        return diagonal
+            return operator @ self._moments(inputs).variance
+        return jnp.diagonal(self._site_covariance(inputs, name=name))
 
     def _site_covariance(self, inputs: Inputs, *, name: str) -> Array:
         matrix = self._map(inputs, name).operator.materialise()
         if not self.options.is_exact:
             root = solve_lower(self._gaussian(inputs).factor, matrix.T)
             return root.T @ root
-        covariance: Array = matrix @ self._covariance(inputs) @ matrix.T
-        return covariance
+        return matrix @ self._covariance(inputs) @ matrix.T
 
     def _covariance(self, inputs: Inputs) -> Array:
         """Given the states the coefficients are independent; the covariance of the states is a slope of marginals."""

@@ -134,8 +134,7 @@ def _log_normaliser(
 ) -> Array:
     def of(trees: Forest, prior: TreeParameters, *cavity: Array) -> Array:
         evidence = _node_evidence(trees, prior, Cavity(*cavity))
-        found: Array = log_partition(trees, evidence, *log_probabilities(trees, prior))
-        return found
+        return log_partition(trees, evidence, *log_probabilities(trees, prior))
 
     mean, variance = cavity
     nodes = mean, jnp.broadcast_to(variance, mean.shape)
@@ -188,15 +187,13 @@ def gradient_scales(
             evidence = marginals * _node_evidence(trees, prior, cavity)
             return signs @ (jnp.sum(evidence + root, axis=-1) + jnp.sum(pairs, (1, 2)))
 
-        found: Array = jax.lax.map(lambda s: jax.grad(signed)(values, s), signs.T.astype(mean.dtype))
-        return found
+        return jax.lax.map(lambda s: jax.grad(signed)(values, s), signs.T.astype(mean.dtype))
 
     def of_noise(signs: Array) -> Array:
         def signed(values: Array) -> Array:
             return signs.astype(values.dtype) @ jnp.log(parameters_fn(values)[1][::stride]) / jnp.sqrt(2.0)
 
-        found: Array = jax.grad(signed)(values)
-        return found
+        return jax.grad(signed)(values)
 
     mean, variance = cavity
     key, num_rows = jax.random.key(0), jax.eval_shape(parameters_fn, values)[1].size

@@ -269,8 +269,7 @@ def _slopes(predict: Predict, vectors: Vectors, side: int) -> Array:
     def one(position: Array) -> Array:
         return _along(vectors.direction(side, position), predict, vectors.zeros)
 
-    slopes: Array = jax.lax.map(one, jnp.arange(vectors.sizes[side])).T
-    return slopes
+    return jax.lax.map(one, jnp.arange(vectors.sizes[side])).T
 
 
 def _mixed(predict: Predict, vectors: Vectors, row_positions: np.ndarray, column_positions: np.ndarray) -> Array:
@@ -280,14 +279,12 @@ def _mixed(predict: Predict, vectors: Vectors, row_positions: np.ndarray, column
         row, column = vectors.direction(0, pair[0]), vectors.direction(1, pair[1])
         return _along(column, partial(_along, row, predict), vectors.zeros)
 
-    products: Array = jax.lax.map(one, (jnp.asarray(row_positions), jnp.asarray(column_positions))).T
-    return products
+    return jax.lax.map(one, (jnp.asarray(row_positions), jnp.asarray(column_positions))).T
 
 
 def _along(direction: Array, function: Predict, x: Array) -> Array:
     """The derivative of a function at ``x`` along a direction."""
-    slope: Array = jax.jvp(function, (x,), (direction,))[1]
-    return slope
+    return jax.jvp(function, (x,), (direction,))[1]
 
 
 def _limits(x: Array) -> Array:

@@ -52,8 +52,7 @@ class LaidOut(NamedTuple):
     @property
     def structure_key(self) -> Hashable:
         """Equal for readings that differ in their data alone."""
-        key: Hashable = self.reading.layout_key(self.vectors)
-        return key
+        return self.reading.layout_key(self.vectors)
 
     def skeleton(self) -> LaidOut:
         """Reading and vectors without data and cells."""
@@ -154,8 +153,7 @@ def _look_at_cells(
     """
 
     def along(direction: Array) -> Array:
-        slope: Array = jax.jvp(predict, (probe.unknowns,), (direction,))[1]
-        return slope
+        return jax.jvp(predict, (probe.unknowns,), (direction,))[1]
 
     def slopes_of(side: int) -> Array | None:
         seen, elements, test = places[side], jnp.asarray(vectors.elements[side]), probe.tests[side]
@@ -257,15 +255,13 @@ def _seen(side: int, values: Sequence[Array], vectors: Vectors, found: Sequence[
     x, incidence = np.asarray(values[side]), found[side]
     if incidence is None:
         return np.asarray(x[vectors.of_cells[side]])
-    seen: np.ndarray = np.einsum("ek,ekj->ej", incidence.weight, x[incidence.places])[incidence.of_cells]
-    return seen
+    return np.einsum("ek,ekj->ej", incidence.weight, x[incidence.places])[incidence.of_cells]
 
 
 def _rounded(weight: np.ndarray) -> np.ndarray:
     """Weights without the rounding of the derivatives that they are made of, where they are whole numbers."""
     tol = 1e-9 if weight.dtype == np.float64 else 1e-4
-    rounded: np.ndarray = np.where(np.abs(weight - np.rint(weight)) < tol, np.rint(weight), weight)
-    return rounded
+    return np.where(np.abs(weight - np.rint(weight)) < tol, np.rint(weight), weight)
 
 
 def _distinct(seen: np.ndarray, weight: np.ndarray) -> Incidence:

@@ -346,8 +346,7 @@ def _joins(one: _Grouping, side: Sequence[_Grouping]) -> bool:
 
 
 def _merged_index(groupings: Sequence[_Grouping]) -> np.ndarray:
-    found: np.ndarray = np.max([g.vector for g in groupings], axis=0)
-    return found
+    return np.max([g.vector for g in groupings], axis=0)
 
 
 def _elements(shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:

@@ -66,8 +66,7 @@ class Lookups(NamedTuple):
             reference,
             background,
         )
-        on_device: Lookups = jax.tree.map(jnp.asarray, found)
-        return on_device
+        return jax.tree.map(jnp.asarray, found)
 
     @property
     def shapes(self) -> tuple[Any, ...]:

@@ -120,5 +120,4 @@ class ProgramOperator(LinearOperator):
         return self.values.num_rows, self.values.num_columns
 
     def matvec(self, x: Array) -> Array:
-        found: Array = jax.jvp(lambda s: self.values.evaluate(s, self.known), (jnp.zeros_like(x),), (x,))[1]
-        return found
+        return jax.jvp(lambda s: self.values.evaluate(s, self.known), (jnp.zeros_like(x),), (x,))[1]

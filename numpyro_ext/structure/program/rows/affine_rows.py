@@ -244,8 +244,7 @@ def _slopes_by_colour(
         def along(colour: Array) -> Array:
             return push((colours == colour).astype(dtype))
 
-        found: Array = jax.lax.map(along, jnp.arange(num_colours, dtype=colours.dtype))
-        return found
+        return jax.lax.map(along, jnp.arange(num_colours, dtype=colours.dtype))
     return jax.vmap(push)((np.arange(num_colours)[:, None] == colours).astype(dtype))
 
 
@@ -301,8 +300,7 @@ def rows_of_pattern(program: Program, found: Mapping[int, Pattern], parts: Parts
 
 def _pattern_of_rows(pattern: np.ndarray, rows: np.ndarray) -> np.ndarray:
     if rows.ndim == 1:
-        found: np.ndarray = pattern[rows]
-        return found
+        return pattern[rows]
     plus, minus = rows.T
     return deduplicate(np.concatenate([pattern[plus], np.where(minus[:, None] < 0, -1, pattern[minus])], axis=1))
 

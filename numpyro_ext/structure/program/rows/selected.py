@@ -84,8 +84,7 @@ class SelectedDependence:
         inputs = [numbers if a == number else None for a in eqn.inputs]
         out = propagate(eqn, inputs, self._program, self._concrete)[eqn.outputs.index(atom)]
         pattern = as_array(out)
-        found: np.ndarray = pattern.reshape(-1, pattern.shape[-1])[index]
-        return found
+        return pattern.reshape(-1, pattern.shape[-1])[index]
 
     def _of_gather(self, eqn: Equation, index: np.ndarray) -> np.ndarray | None:
         """Elements of an array that are looked up, without numbering all of it; ``None`` where that is not known."""

@@ -131,8 +131,7 @@ def _of_equation(values: _Values, eqn: Equation, places: _Places) -> Array | Non
     """The same of the result of an equation; ``None`` where that is not known element by element."""
     name, params, shape = eqn.primitive.name, eqn.params, values.program.shape
     if name in ELEMENTWISE and len(eqn.outputs) == 1:
-        found: Array = apply_equation(eqn, [_at(values, a, _aligned(places, shape(a))) for a in eqn.inputs])[0]
-        return found
+        return apply_equation(eqn, [_at(values, a, _aligned(places, shape(a))) for a in eqn.inputs])[0]
     if name == "broadcast_in_dim":
         kept, source = tuple(places[axis] for axis in params["broadcast_dimensions"]), eqn.inputs[0]
         return jnp.broadcast_to(_at(values, source, _aligned(kept, shape(source))), places[0].shape)

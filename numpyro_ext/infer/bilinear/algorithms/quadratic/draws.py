@@ -315,8 +315,7 @@ def minibatches(
             state = state._replace(moments=(updated_moments(one, of_rows), updated_moments(other, of_columns)))
         return state, drawn + num_chunks * chunk
 
-    found: tuple[State, Array] = lax.fori_loop(done, done + number, advance, (state, jnp.zeros((), int)))
-    return found
+    return lax.fori_loop(done, done + number, advance, (state, jnp.zeros((), int)))
 
 
 def _mixed(block: Block, best: Block, share: Array) -> Block:

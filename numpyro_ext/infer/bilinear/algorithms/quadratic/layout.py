@@ -153,8 +153,7 @@ def visit(
             seen = Seen(jax.tree.map(lambda x: x.at[cells.other].get(**_IN_RANGE), other), True)
         return function(carry, cells, here, seen), None
 
-    end: _Carry = jax.lax.scan(step, start, layout.cells)[0]
-    return end
+    return jax.lax.scan(step, start, layout.cells)[0]
 
 
 def predictor_moments(own: Moments, seen: Seen) -> tuple[Array, Array]:

@@ -161,8 +161,7 @@ def step(
 
 def has_settled(paced: Paced, info: NoiseInfo, warm_up: Array | int, tol: Array | float) -> Array:
     """True if an undamped iteration, in which noise moves, would change next to nothing."""
-    found: Array = (info.change < tol) & (paced.num_steps > warm_up)
-    return found
+    return (info.change < tol) & (paced.num_steps > warm_up)
 
 
 def _change(form: NoisyBilinear, before: NoiseState, after: NoiseState) -> Array:
@@ -262,7 +261,4 @@ def iterate(
     dtype = paced.messages.factor.shift.dtype
     blank = NoiseInfo(jnp.asarray(jnp.inf, dtype), jnp.asarray(0))
     trace = jnp.full((chunk,), jnp.nan, dtype)
-    found: tuple[Paced, NoiseInfo, Array, Array] = lax.while_loop(
-        proceed, advance, (paced, blank, trace, jnp.asarray(0))
-    )
-    return found
+    return lax.while_loop(proceed, advance, (paced, blank, trace, jnp.asarray(0)))

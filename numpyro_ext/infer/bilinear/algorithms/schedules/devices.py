@@ -247,10 +247,7 @@ class SeveralDevices(OneDevice):
         def run(*args: object) -> _Result:
             return function(*(jax.tree.map(lambda x: x[0], a) if isinstance(a, core.Views) else a for a in args))
 
-        divided: Callable[..., _Result] = jax.shard_map(
-            run, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        )
-        return divided
+        return jax.shard_map(run, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
     def prepare(self, form: Bilinear, rows: SideBlock, columns: SideBlock) -> Prepared:
         """Views with a leading axis for the devices."""
@@ -316,8 +313,7 @@ class SeveralDevices(OneDevice):
         position = self._places.position
         rows, row_step = jax.tree.map(lambda x: x[position], (found.rows, found.row_step))
         found = found._replace(rows=rows, row_step=row_step)
-        gathered: tuple[Array, core.State] = jax.tree.map(jnp.asarray, (np.asarray(values), found))
-        return gathered
+        return jax.tree.map(jnp.asarray, (np.asarray(values), found))
 
     def compile_solve(self, solve: Any) -> Any:
         """``jit`` that leaves the state where it is."""

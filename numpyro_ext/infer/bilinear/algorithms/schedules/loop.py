@@ -105,8 +105,7 @@ def iterate(
 
     def proceed(carry: PyTree) -> Array:
         _, state, _, _, _, count = carry
-        goes_on: Array = (count < num_sweeps) & (state.num_quiet < 2) & jnp.isfinite(state.objective)
-        return goes_on
+        return (count < num_sweeps) & (state.num_quiet < 2) & jnp.isfinite(state.objective)
 
     def advance(carry: PyTree) -> PyTree:
         values, state, moved, before, (trace, _), count = carry

@@ -98,8 +98,7 @@ class BatchStore:
     def __getitem__(self, number: int) -> Prepared:
         with np.load(self._path(number)) as content:
             leaves = [content[f"arr_{i}"] for i in range(len(content.files))]
-        prepared: Prepared = jax.tree.unflatten(self._structures[number], leaves)
-        return prepared
+        return jax.tree.unflatten(self._structures[number], leaves)
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number}.npz"
