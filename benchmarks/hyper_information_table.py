@@ -57,8 +57,7 @@ def exact_information(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarra
     lengths, scales, noises = np.exp(xi.T)[:, :, None, None]
 
     def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        found: np.ndarray = scales**2 * np.exp(-0.5 * ((a[:, None] - b) / lengths) ** 2)
-        return found
+        return scales**2 * np.exp(-0.5 * ((a[:, None] - b) / lengths) ** 2)
 
     # The noise is far above rounding wherever the density is not negligible.
     factor = np.linalg.cholesky(kernel(x, x) + (noises**2 + 1e-9 * scales**2) * np.eye(len(x)))

@@ -46,8 +46,7 @@ def picture(name: str, side: int = 64) -> np.ndarray:
         image = getattr(pywt.data, name)().astype(float)[:512, :512]
     step = image.shape[0] // side
     image = image.reshape(side, step, side, step).mean((1, 3))
-    found: np.ndarray = image * (10.0 / image.max())
-    return found
+    return image * (10.0 / image.max())
 
 
 def photon_counts(image: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

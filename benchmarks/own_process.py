@@ -33,5 +33,4 @@ def in_own_process(
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, done.args[1:]))} failed:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])

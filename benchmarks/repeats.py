@@ -50,8 +50,7 @@ def kept_draws(folder: Path, name: str) -> list[Any]:
 def read_repeats(folder: Path, name: str) -> dict[str, Any]:
     """What is kept of a data set: ``repeats``, and what its first run added."""
     path = _path(folder, name)
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"repeats": []}
-    return found
+    return json.loads(path.read_text()) if path.exists() else {"repeats": []}
 
 
 def make_repeats(

@@ -123,8 +123,7 @@ def collaborative_rnn(
     weights = dist.Normal(0.0, width**-0.5)
 
     def parameter(name: str, *shape: int, scale: float = 1.0) -> Array:
-        value: Array = numpyro.param(name, lambda key: scale * weights.sample(key, shape))
-        return value
+        return numpyro.param(name, lambda key: scale * weights.sample(key, shape))
 
     gates = ["h"] if cell == "tanh" else ["h", "zh", "rh"]
     inputs = [parameter(name, width, num_items) for name in (["W_in"] if cell == "tanh" else ["W_in", "W_zi", "W_ri"])]

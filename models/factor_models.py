@@ -41,8 +41,7 @@ def _table_shape(table: ArrayLike | None, shape: tuple[int, int] | None, model: 
 
 
 def _parameter(name: str, start: ArrayLike, prior: dist.Distribution | None, **constraint: Any) -> jax.Array:
-    value: jax.Array = numpyro.sample(name, prior) if prior else numpyro.param(name, jnp.asarray(start), **constraint)
-    return value
+    return numpyro.sample(name, prior) if prior else numpyro.param(name, jnp.asarray(start), **constraint)
 
 
 def _observe(

@@ -124,8 +124,7 @@ class _Sites:
         start = jnp.asarray(start, float)
         self.number += start.size
         if self.priors:
-            value: Array = numpyro.sample(name, prior.expand(start.shape[: start.ndim - event_dim]).to_event())
-            return value
+            return numpyro.sample(name, prior.expand(start.shape[: start.ndim - event_dim]).to_event())
         value = numpyro.param(name, start, constraint=constraint)
         self.at_start = self.at_start and value is start
         return value
@@ -189,8 +188,7 @@ def _slopes(
         rows, columns = np.nonzero(signs)
         free = sites.vector(f"free_{name}", np.ones(len(rows)), prior, constraint)
         table = jnp.zeros(signs.shape, free.dtype).at[rows, columns].set(free * signs[rows, columns])
-        found: Array = numpyro.deterministic(name, table[:, 0] if num_traits == 1 else table)
-        return found
+        return numpyro.deterministic(name, table[:, 0] if num_traits == 1 else table)
     if num_traits == 1:
         return sites.vector(name, np.ones(len(items)), prior, constraint)
     # Orthogonal waves: from slopes that are all alike no gradient leads to different traits.
@@ -214,8 +212,7 @@ def _nominal_slopes(sites: _Sites, group: ItemGroup, num_traits: int, pattern: n
     rows, columns = np.nonzero(signs)
     free = sites.vector(f"free_{name}", start[rows, :, columns], dist.Normal(0.0, 1.0))
     table = jnp.zeros(start.shape, free.dtype).at[rows, :, columns].set(free)
-    found: Array = numpyro.deterministic(name, table)
-    return found
+    return numpyro.deterministic(name, table)
 
 
 def _shared_by_family(sites: _Sites, group: ItemGroup, num_items: int) -> dict[str, Array]:

@@ -127,8 +127,7 @@ def _fixed_effects(X: ArrayLike | None, num_observations: int) -> jax.Array:
     if X.ndim != 2 or X.shape[0] != num_observations:
         raise ValueError(f"X must have shape ({num_observations}, columns); got {X.shape}.")
     coefficients = numpyro.sample("coefficients", dist.Normal(0.0, 2.5).expand([X.shape[1]]).to_event(1))
-    predictor: jax.Array = intercept + X @ coefficients
-    return predictor
+    return intercept + X @ coefficients
 
 
 def _random_effect(name: str, size: int) -> jax.Array:

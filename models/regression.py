@@ -229,8 +229,7 @@ def _linear_predictor(X: ArrayLike, coefficient_scale: float, intercept_scale: f
         raise ValueError(f"X must have shape (observations, columns); got {X.shape}. Use X[:, None] for one column.")
     intercept = numpyro.sample("intercept", dist.Normal(0.0, intercept_scale))
     coefficients = numpyro.sample("coefficients", dist.Normal(0.0, coefficient_scale).expand([X.shape[1]]).to_event(1))
-    predictor: jax.Array = intercept + X @ coefficients
-    return predictor
+    return intercept + X @ coefficients
 
 
 def _observe(likelihood: dist.Distribution, y: ArrayLike | None) -> None:

@@ -90,8 +90,7 @@ def tree_image(
     forest = wavelet_forest(transform, per_orientation)
 
     def by_group(values: Array) -> Array:
-        total: Array = jnp.zeros(forest.num_groups).at[forest.groups].add(values)
-        return total
+        return jnp.zeros(forest.num_groups).at[forest.groups].add(values)
 
     squares = by_group(jnp.square(transform @ data.reshape(-1)))
     if expected_squares is not None:
