@@ -32,6 +32,10 @@ class Problem(NamedTuple):
 
     layout: Layout
     pairs: AllPairs | None
+    bound: Bound
+    """See :class:`~numpyro_ext.infer.BilinearVG`."""
+    is_diagonal: bool
+    """True if components are independent on both sides, and in products or linear terms alone."""
     is_censored: bool = False
     """True if listed cells have zeros, too: those censored pairs that are of them."""
 
@@ -46,9 +50,9 @@ class VectorSums(NamedTuple):
     """Shape ``(num, size)``."""
 
 
-def _moments(problem: Problem, own: Block, other: Block, is_diagonal: bool) -> tuple[Moments, Moments]:
-    partner = partner_moments(problem.layout.coefficients, own.mean.shape[1], other, is_diagonal)
-    return own_moments(own, is_diagonal), partner
+def _moments(problem: Problem, own: Block, other: Block) -> tuple[Moments, Moments]:
+    partner = partner_moments(problem.layout.coefficients, own.mean.shape[1], other, problem.is_diagonal)
+    return own_moments(own, problem.is_diagonal), partner
 
 
 def _of_predictors(cells: Cells, own: Moments, seen: Seen, common: Block | None) -> tuple[Array, Array, Array]:
@@ -62,13 +66,11 @@ def _of_predictors(cells: Cells, own: Moments, seen: Seen, common: Block | None)
     return mean + shift, variance, shift
 
 
-def _of_cells(
-    problem: Problem, cells: Cells, own: Moments, seen: Seen, common: Block | None, bound: Bound
-) -> tuple[Parabola, Array]:
+def _of_cells(problem: Problem, cells: Cells, own: Moments, seen: Seen, common: Block | None) -> tuple[Parabola, Array]:
     """Weighted parabolas of the cells of a chunk with what is counted otherwise of their zeros, and the means of what
     is added to the products."""
     mean, variance, shift = _of_predictors(cells, own, seen, common)
-    found = parabola(with_rule(cells.potential, bound), mean, variance)
+    found = parabola(with_rule(cells.potential, problem.bound), mean, variance)
     found = Parabola(*(jnp.where(cells.weight > 0.0, cells.weight * x, 0.0) for x in found))
     if problem.pairs is not None:
         found = Parabola(*(x + y for x, y in zip(found, _of_zeros(problem, cells, mean, variance), strict=True)))
@@ -94,25 +96,21 @@ def _common_moments(common: Block | None) -> tuple[Array, Array] | None:
     return common.mean[0], common.covariance[0]
 
 
-def vector_sums(
-    problem: Problem, own: Block, other: Block, common: Block | None, *, bound: Bound, is_diagonal: bool
-) -> VectorSums:
+def vector_sums(problem: Problem, own: Block, other: Block, common: Block | None) -> VectorSums:
     """Sums for the update of each vector of a side, at the tangents that are best for the present posterior.
 
     :param Problem problem: the cells in the order of the side.
     :param Block own: the vectors that the sums are taken for.
     :param Block other: the vectors that are held.
     :param Block common: the common unknowns, where there are any.
-    :param str bound: see :class:`~numpyro_ext.infer.BilinearVG`.
-    :param bool is_diagonal: whether components are independent on both sides, and in products or linear terms alone.
 
     Cost: per cell quadratic in the size.
     """
     num, size = own.mean.shape
-    here, there = _moments(problem, own, other, is_diagonal)
+    here, there = _moments(problem, own, other)
 
     def step(sums: tuple[Array, Array], cells: Cells, mine: Moments, seen: Seen) -> tuple[Array, Array]:
-        found, shift = _of_cells(problem, cells, mine, seen, common, bound)
+        found, shift = _of_cells(problem, cells, mine, seen, common)
         matrix = weighted_sums(seen, found.curvature)
         linear = seen.sum(found.slope - found.curvature * shift, seen.moments.mean)
         return (
@@ -130,17 +128,15 @@ def vector_sums(
     return VectorSums(sums.precision + zeros.scale[:, None, None] * zeros.matrix, sums.linear + zeros.linear)
 
 
-def vector_values(
-    problem: Problem, own: Block, other: Block, common: Block | None, *, bound: Bound, is_diagonal: bool
-) -> Array:
+def vector_values(problem: Problem, own: Block, other: Block, common: Block | None) -> Array:
     """Lower bounds of the expected log factors of each vector of a side, shape ``(num,)``; see :func:`vector_sums`.
 
     Cost: per cell linear in the size where components are independent, else quadratic.
     """
-    here, there = _moments(problem, own, other, is_diagonal)
+    here, there = _moments(problem, own, other)
 
     def step(sums: Array, cells: Cells, mine: Moments, seen: Seen) -> Array:
-        found, _ = _of_cells(problem, cells, mine, seen, common, bound)
+        found, _ = _of_cells(problem, cells, mine, seen, common)
         return sums.at[cells.own].add(jnp.sum(found.value, -1), indices_are_sorted=True)
 
     value = visit(problem.layout, here, there, step, jnp.zeros(own.mean.shape[:1], own.mean.dtype))
@@ -149,7 +145,7 @@ def vector_values(
     return value + sums_over_pairs(problem.pairs, own, other, _common_moments(common)).value
 
 
-def zero_values(problem: Problem, own: Block, other: Block, common: Block | None, *, is_diagonal: bool) -> Array:
+def zero_values(problem: Problem, own: Block, other: Block, common: Block | None) -> Array:
     """Bounds of the expected log probability of a zero with each vector, shape ``(num,)``.
 
     The zeros of pairs are weighted by the other vectors alone. Cost: that of :func:`vector_values`.
@@ -157,7 +153,7 @@ def zero_values(problem: Problem, own: Block, other: Block, common: Block | None
     assert problem.pairs is not None
     pairs = problem.pairs._replace(own_weight=jnp.ones_like(problem.pairs.own_weight))
     problem = problem._replace(pairs=pairs)
-    here, there = _moments(problem, own, other, is_diagonal)
+    here, there = _moments(problem, own, other)
 
     def step(sums: Array, cells: Cells, mine: Moments, seen: Seen) -> Array:
         mean, variance, _ = _of_predictors(cells, mine, seen, common)
@@ -168,17 +164,16 @@ def zero_values(problem: Problem, own: Block, other: Block, common: Block | None
     return value + sums_over_pairs(pairs, own, other, _common_moments(common)).value
 
 
-def values_at_moments(
-    layout: Layout, rows: Block, columns: Block, common: Block | None, *, bound: Bound, is_diagonal: bool
-) -> Callable[[Layout], Array]:
+def values_at_moments(problem: Problem, rows: Block, columns: Block, common: Block | None) -> Callable[[Layout], Array]:
     """The sum of the values of all cells, as a function of a layout in which factors alone may differ.
 
     Predictors are visited once, so that hyperparameters of the factors can be learned at a cost per cell that does not
     depend on the size of vectors.
 
-    :param Layout layout: in the order of the rows.
+    :param Problem problem: the cells in the order of the rows.
     """
-    here, there = _moments(Problem(layout, None), rows, columns, is_diagonal)
+    layout = problem.layout
+    here, there = _moments(problem, rows, columns)
 
     def step(places: tuple[Array, Array, Array], cells: Cells, mine: Moments, seen: Seen) -> tuple[Array, Array, Array]:
         chunk, mean, variance = places
@@ -190,22 +185,20 @@ def values_at_moments(
 
     def value(other: Layout) -> Array:
         cells = other.cells
-        found = parabola(with_rule(cells.potential, bound), mean, variance)
+        found = parabola(with_rule(cells.potential, problem.bound), mean, variance)
         return jnp.sum(jnp.where(cells.weight > 0.0, cells.weight * found.value, 0.0))
 
     return value
 
 
-def common_sums(
-    problem: Problem, rows: Block, columns: Block, common: Block, *, bound: Bound, is_diagonal: bool
-) -> VectorSums:
+def common_sums(problem: Problem, rows: Block, columns: Block, common: Block) -> VectorSums:
     """Sums for the update of the common unknowns, in the order of the rows; see :func:`vector_sums`."""
-    here, there = _moments(problem, rows, columns, is_diagonal)
+    here, there = _moments(problem, rows, columns)
     size = common.mean.shape[1]
 
     def step(sums: tuple[Array, Array], cells: Cells, mine: Moments, seen: Seen) -> tuple[Array, Array]:
         assert cells.common is not None
-        found, _ = _of_cells(problem, cells, mine, seen, common, bound)
+        found, _ = _of_cells(problem, cells, mine, seen, common)
         mean = seen.dot(mine.mean, seen.moments.mean) + cells.offset
         weighted = found.curvature[..., None] * cells.common
         return (
@@ -232,16 +225,7 @@ class BestZeros(NamedTuple):
     """Squares of the tangents, of the same shape; one where a row has no zeros but those of its cells."""
 
 
-def best_zeros(
-    problem: Problem,
-    rows: Block,
-    columns: Block,
-    common: Block | None,
-    *,
-    bound: Bound,
-    is_diagonal: bool,
-    is_shared: bool,
-) -> BestZeros:
+def best_zeros(problem: Problem, rows: Block, columns: Block, common: Block | None, *, is_shared: bool) -> BestZeros:
     """The best tangents of the zeros of each row, and the values there, in one pass over the cells.
 
     :param Problem problem: the cells in the order of the rows, which have no zeros of their own for the values.
@@ -251,11 +235,11 @@ def best_zeros(
     """
     pairs = problem.pairs
     assert pairs is not None
-    here, there = _moments(problem, rows, columns, is_diagonal)
+    here, there = _moments(problem, rows, columns)
 
     def step(sums: Array, cells: Cells, mine: Moments, seen: Seen) -> Array:
         mean, variance, _ = _of_predictors(cells, mine, seen, common)
-        value = cells.weight * parabola(with_rule(cells.potential, bound), mean, variance).value
+        value = cells.weight * parabola(with_rule(cells.potential, problem.bound), mean, variance).value
         number, _ = pairs.listed(cells.own, cells.other)
         found = jnp.stack([value, number, number * mean, number * (mean**2 + variance)], axis=-1)
         found = jnp.where(cells.weight[..., None] > 0.0, found, 0.0)

@@ -75,10 +75,10 @@ class Views(NamedTuple):
     """Zeros of all pairs, seen from the rows."""
     censored: Censored | None = None
 
-    def problem(self, side: Side) -> Problem:
+    def problem(self, side: Side, options: Options) -> Problem:
         """The cells and zeros as one side sees them."""
         pairs = self.pairs if side == "rows" or self.pairs is None else self.pairs.seen_from_columns()
-        return Problem(getattr(self, side), pairs, self.censored is not None)
+        return Problem(getattr(self, side), pairs, options.bound, options.is_diagonal, self.censored is not None)
 
 
 def make_views(form: Bilinear, options: Options) -> Views:
@@ -160,16 +160,7 @@ def with_tangents(views: Views, state: State, options: Options) -> Views:
 
 def _best_zeros(views: Views, state: State, options: Options) -> BestZeros:
     is_shared = options.zeros == "shared" or views.censored is not None
-    rows, columns = _blocks(state)
-    return best_zeros(
-        views.problem("rows"),
-        rows,
-        columns,
-        state.common,
-        bound=options.bound,
-        is_diagonal=options.is_diagonal,
-        is_shared=is_shared,
-    )
+    return best_zeros(views.problem("rows", options), *_blocks(state), state.common, is_shared=is_shared)
 
 
 def _with_tangent(state: State, views: Views, options: Options) -> State:
@@ -188,9 +179,8 @@ def _with_shares(state: State, views: Views, side: Side, options: Options) -> St
     counts = selected.row_counts if is_rows else selected.column_counts
     values = jnp.zeros_like(counts)
     if options.selection == "learned":
-        problem = with_tangents(views, state, options).problem(side)
-        own, other = (getattr(state, name) for name in (side, _other(side)))
-        values = zero_values(problem, own, other, state.common, is_diagonal=options.is_diagonal)
+        problem = with_tangents(views, state, options).problem(side, options)
+        values = zero_values(problem, *_blocks(state, side), state.common)
         values = values if is_rows else values / views.censored.number
     shares = best_shares(counts, values)
     return state._replace(
@@ -198,10 +188,11 @@ def _with_shares(state: State, views: Views, side: Side, options: Options) -> St
     )
 
 
-def _blocks(state: State) -> tuple[Block, Block]:
+def _blocks(state: State, side: Side = "rows") -> tuple[Block, Block]:
+    """The vectors of a side, and those of the other."""
     rows, columns = state.rows, state.columns
     assert isinstance(rows, Block) and isinstance(columns, Block)
-    return rows, columns
+    return (rows, columns) if side == "rows" else (columns, rows)
 
 
 def update_side(
@@ -225,15 +216,8 @@ def update_side(
     if stages is None:
         stages = stages_of(options.update, num_paired, prior.mean.shape[1], refresh=refresh)
     for groups in stages:
-        own, other = (getattr(state, name) for name in (side, _other(side)))
-        sums = vector_sums(
-            views.problem(side),
-            own,
-            other,
-            state.common,
-            bound=options.bound,
-            is_diagonal=options.is_diagonal,
-        )
+        own, other = _blocks(state, side)
+        sums = vector_sums(views.problem(side, options), own, other, state.common)
         state = with_side(state, side, closed_update(own, prior, sums, groups))
     return state
 
@@ -246,10 +230,7 @@ def with_side(state: State, side: Side, block: SideBlock) -> State:
 def update_common(form: Bilinear, state: State, views: Views, options: Options) -> State:
     """The state after an update of the common unknowns."""
     assert state.common is not None and form.common is not None
-    rows, columns = _blocks(state)
-    sums = common_sums(
-        views.problem("rows"), rows, columns, state.common, bound=options.bound, is_diagonal=options.is_diagonal
-    )
+    sums = common_sums(views.problem("rows", options), *_blocks(state), state.common)
     size = state.common.mean.shape[1]
     return state._replace(common=closed_update(state.common, form.common.prior, sums, ((0, size),)))
 
@@ -272,23 +253,12 @@ def values_of_side(state: State, views: Views, side: Side, options: Options) -> 
     if side == "rows" and views.pairs is not None and views.censored is None:
         return _best_zeros(views, state, options).value
     views = with_tangents(views, state, options)
-    own, other = (getattr(state, name) for name in (side, _other(side)))
-    return vector_values(
-        views.problem(side),
-        own,
-        other,
-        state.common,
-        bound=options.bound,
-        is_diagonal=options.is_diagonal,
-    )
+    return vector_values(views.problem(side, options), *_blocks(state, side), state.common)
 
 
 def bound_at_moments(state: State, views: Views, options: Options) -> Callable[[Bilinear, Views], Array]:
     """The objective of a state as a function of the form, where predictors are the same in all of these."""
-    rows, columns = _blocks(state)
-    value = values_at_moments(
-        views.rows, rows, columns, state.common, bound=options.bound, is_diagonal=options.is_diagonal
-    )
+    value = values_at_moments(views.problem("rows", options), *_blocks(state), state.common)
     return lambda form, views: form.log_constant + value(views.rows) - _cost(form, state)
 
 
