@@ -15,7 +15,7 @@ from ..infer.monte_carlo.run import SMCRun
 from ..infer.monte_carlo.smc import SMC
 from ..structure.model.running.pandas_arguments import is_pandas
 
-__all__ = ["Observed", "argument_names", "with_told"]
+__all__ = ["Observed", "argument_names", "with_observations"]
 
 Given = str | Mapping[str, str] | None
 
@@ -62,7 +62,7 @@ def argument_names(
     return found
 
 
-def with_told(
+def with_observations(
     arguments: Mapping[str, object],
     names: Mapping[str, tuple[str, str | None]],
     values: Mapping[str, np.ndarray],

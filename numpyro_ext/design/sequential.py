@@ -21,13 +21,13 @@ from ..infer.gaussian.run import GaussianRun
 from ..infer.monte_carlo.smc import SMC
 from ..structure.model.running.execution import bound_arguments, check_key
 from .history import History
+from .observed_arguments import Observed, argument_names, with_observations
 from .outcomes.pool import NoPool, Pool
 from .outcomes.sources import outlooks
 from .prequential import Bets, RefitRule
 from .scores.pointwise import Acquisition, expected_information_gain
 from .selection.places import Places, checked_value
 from .selection.single import select
-from .told_arguments import Observed, argument_names, with_told
 
 __all__ = ["SequentialDesign"]
 
@@ -315,7 +315,7 @@ class SequentialDesign:
         :raises ValueError: if it cannot be told which arguments hold observations and mask.
         """
         arguments, call = self._arguments
-        args, kwargs = call(with_told(arguments, self._argument_names, *self._places.in_shapes()))
+        args, kwargs = call(with_observations(arguments, self._argument_names, *self._places.in_shapes()))
         if isinstance(self._engine, SMC):
             self._engine.update(*args, **kwargs)
             return self._engine
