@@ -7,7 +7,6 @@ are generated, the others need ``NUMPYRO_EXT_DATA``. About half an hour on one c
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import math
@@ -38,7 +37,7 @@ from numpyro_ext.design import (
 )
 from numpyro_ext.infer import EP
 
-from .repeats import make_repeats, mean_and_error, read_repeats, standardised, summary
+from .repeats import begin, make_repeats, mean_and_error, parser_of_repeats, read_repeats, standardised, summary
 from .results_table import table_head, write_report
 
 ACQUISITIONS: dict[str, Callable[..., Any]] = {
@@ -280,15 +279,7 @@ def _report(folder: Path, names: Sequence[str], report: str) -> None:
 
 def main() -> None:
     """Ask, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--only", nargs="+", default=list(SETTINGS), choices=list(SETTINGS), metavar="DATA")
-    parser.add_argument("--repeats", type=int, help="in the place of 50 and 20")
-    parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument("--write", action="store_true", help="write what is there, and compute nothing")
-    arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_enable_x64", True)
+    arguments = begin(parser_of_repeats(__doc__, SETTINGS))
     if not arguments.write:
         numbers = {name: arguments.repeats or SETTINGS[name].num_repeats for name in arguments.only}
         with warnings.catch_warnings():

@@ -8,7 +8,6 @@ that the table is made of all parts that have run. Seconds are those of the proc
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import numpyro.distributions as dist
 
 from numpyro_ext.datasets import data_path
@@ -30,6 +28,7 @@ from numpyro_ext.psychometrics.adaptive.bank import ItemBank
 from numpyro_ext.psychometrics.adaptive.gaussian import GaussianBeliefs
 
 from .item_calibration import fit_graded, fit_two_parameter_logistic, trait_correlations
+from .repeats import begin, parser_of_work
 from .results_table import table_head, write_report
 
 _RULES = {"information": expected_information_gain, "Fisher": maximum_information, "random": random_scores}
@@ -351,17 +350,14 @@ def _coverage(rows: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     """Measure the parts that are named, and keep what they found as ``WORK/<part>.json``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path)
+    parser = parser_of_work(__doc__)
     parser.add_argument("parts", nargs="*")
     parser.add_argument("--minutes", type=float, default=20.0)
-    given = parser.parse_args()
+    given = begin(parser)
     measures: dict[str, Callable[[], Any]] = {"speed": speed, "peers": peers, "bank": bank, "coverage": coverage}
     unknown = set(given.parts) - {*measures, "people"}
     if unknown:
         parser.error(f"no such parts: {sorted(unknown)}")
-    given.work.mkdir(parents=True, exist_ok=True)
-    numpyro.enable_x64()
     for part in given.parts:
         found = people(given.work, minutes=given.minutes) if part == "people" else measures[part]()
         (given.work / f"{part}.json").write_text(json.dumps(found, indent=1) + "\n")

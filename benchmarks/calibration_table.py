@@ -6,7 +6,6 @@ goes on. ``--only preferences`` (or several names) makes a table of these models
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from functools import partial
@@ -23,7 +22,7 @@ from jax.scipy.stats import norm
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.calibration import Calibration, calibrate
 
-from .repeats import keep
+from .repeats import begin, keep, parser_of_work
 from .results_table import table_head, write_report
 
 _NUM_SIMULATIONS, _BATCH, _NUM_SAMPLES = 200, 50, 400
@@ -98,8 +97,12 @@ def _simulated(model: Any, batch: int) -> dict[str, Any]:
     found = calibrate(
         engine, jax.random.key(batch), num_simulations=_BATCH, quantities=QUANTITIES.get(model.__name__, ())
     )
+    return {"seconds": time.process_time() - start, **content_of(found)}
+
+
+def content_of(found: Calibration) -> dict[str, Any]:
+    """The ranks of a batch and how its fits ended, as its file holds them."""
     return {
-        "seconds": time.process_time() - start,
         "ranks": {name: ranks.tolist() for name, ranks in found.ranks.items()},
         "converged": found.converged.tolist(),
         "errors": [str(error) for error in found.errors.values()],
@@ -116,13 +119,10 @@ def together(parts: list[dict[str, Any]], num_draws: int) -> Calibration:
 
 def main() -> None:
     """Simulate, fit and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path)
+    parser = parser_of_work(__doc__)
     parser.add_argument("--only", nargs="+", choices=[model.__name__ for model in MODELS])
-    arguments = parser.parse_args()
+    arguments = begin(parser)
     work: Path = arguments.work
-    work.mkdir(parents=True, exist_ok=True)
-    numpyro.enable_x64()
     rows = []
     for model in MODELS:
         if arguments.only and model.__name__ not in arguments.only:

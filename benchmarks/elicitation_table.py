@@ -17,13 +17,12 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information, predictive_entropy
 
 from .preference_people import DATA, NUM_USERS, Moments, People, alone, products, shared_moments
-from .repeats import keep, kept_draws, parser_of_draws, summary
+from .repeats import begin, keep, kept_draws, parser_of_draws, summary
 from .results_table import table_head, write_report
 
 _NUM_QUERIES = 10
@@ -118,10 +117,8 @@ def main() -> None:
     """Ask and write."""
     parser = parser_of_draws(__doc__)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
-    arguments = parser.parse_args()
+    arguments = begin(parser)
     work: Path = arguments.work
-    work.mkdir(parents=True, exist_ok=True)
-    numpyro.enable_x64()
     if not arguments.write:
         end = time.monotonic() + 60.0 * arguments.minutes
         for seed, system, name in itertools.product(range(arguments.draws), arguments.systems, DATA):

@@ -7,13 +7,11 @@ that keeps each trial, so that a run that was ended goes on. About five minutes 
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +29,7 @@ from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information
 
 from .acquisitions_table import SETTINGS, classifier, hyper_values
+from .repeats import begin, mean_and_error, parser_of_work, summary
 from .results_table import table_head, write_report
 
 _DATA = "cancer (Wisconsin)"
@@ -92,12 +91,9 @@ def _trial(sampler: MCMC, hyper: Mapping[str, Any], number: int) -> dict[str, fl
 
 def main() -> None:
     """Compare, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path)
+    parser = parser_of_work(__doc__)
     parser.add_argument("--trials", type=int, default=20)
-    arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_enable_x64", True)
+    arguments = begin(parser)
     warnings.simplefilter("ignore", UserWarning)
     path = arguments.work / "information-loss.json"
     found = json.loads(path.read_text()) if path.exists() else {"hyper": hyper_values(SETTINGS[_DATA]), "trials": []}
@@ -123,9 +119,8 @@ def main() -> None:
     rows = []
     for name in ("NUTS, half of the draws", *_THESIS):
         values = np.array([trial[name] for trial in trials])
-        error = values.std(ddof=1) / np.sqrt(len(values))
-        lines.append(f"| {name} | {values.mean():.2f} ± {error:.2f} | {_THESIS.get(name, '')} |")
-        rows.append({"choice": name, "mean": float(values.mean()), "standard_error": float(error)})
+        lines.append(f"| {name} | {mean_and_error(values, digits=2)} | {_THESIS.get(name, '')} |")
+        rows.append({"choice": name, **summary(values)})
     cpu = sum(trial["cpu"] for trial in trials)
     lines += ["", f"All of it took {cpu:.0f} CPU-seconds."]
     write_report("information_loss", lines, data={"trials": len(trials), "cpu_seconds": cpu, "rows": rows})

@@ -7,10 +7,9 @@ batch, so that a run that was ended goes on. Some six CPU-minutes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from scipy.stats import chisquare
 from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.infer.calibration import Calibration, calibrate
 
-from .calibration_table import together
+from .calibration_table import content_of, together
+from .repeats import begin, keep, kept_draws, parser_of_work
 from .results_table import table_head, write_report
 
 _NUM_BATCHES, _BATCH, _NUM_SAMPLES = 8, 25, 399
@@ -42,7 +42,7 @@ def two_parameter_logistic(response: Any = None) -> None:
     numpyro.sample("response", dist.Bernoulli(logits=a * trait[:, None] + d), obs=response)
 
 
-def _simulate(integrate: str, batch: int, path: Path) -> None:
+def _simulated(integrate: str, batch: int) -> dict[str, Any]:
     engine = AdaptiveQuadrature(
         two_parameter_logistic, integrate=integrate, num_samples=_NUM_SAMPLES, progress_bar=False
     )
@@ -50,14 +50,8 @@ def _simulate(integrate: str, batch: int, path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         found = calibrate(engine, jax.random.key(batch), num_simulations=_BATCH)
-    content = {
-        "seconds": time.process_time() - start,
-        "ranks": {name: ranks.tolist() for name, ranks in found.ranks.items()},
-        "converged": found.converged.tolist(),
-        "errors": [str(error) for error in found.errors.values()],
-        "warnings": sorted({str(warning.message) for warning in caught}),
-    }
-    path.write_text(json.dumps(content))
+    messages = sorted({str(warning.message) for warning in caught})
+    return {"seconds": time.process_time() - start, **content_of(found), "warnings": messages}
 
 
 def _rows(kind: str, found: Calibration) -> list[str]:
@@ -93,18 +87,12 @@ def _uniformity(found: Calibration) -> list[str]:
 
 def main() -> None:
     """Simulate, fit and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path)
-    work: Path = parser.parse_args().work
-    work.mkdir(parents=True, exist_ok=True)
-    numpyro.enable_x64()
+    work: Path = begin(parser_of_work(__doc__)).work
     rows, remarks = [], []
     for integrate, kind in _KINDS.items():
-        paths = [work / f"{kind}-{batch}.json" for batch in range(_NUM_BATCHES)]
-        for batch, path in enumerate(paths):
-            if not path.exists():
-                _simulate(integrate, batch, path)
-        parts = [json.loads(path.read_text()) for path in paths]
+        for batch in range(_NUM_BATCHES):
+            keep(work / f"{kind}-{batch}.json", partial(_simulated, integrate, batch))
+        parts = kept_draws(work, kind)
         found = together(parts, _NUM_SAMPLES)
         rows += _rows(kind, found)
         remarks.append(

@@ -8,7 +8,6 @@ ends it, ``--only`` names data sets, ``--write`` writes what is there. Two minut
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import time
@@ -18,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -31,7 +29,7 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.design import Phase, compare_acquisitions, expected_information_gain, predictive_entropy, random_scores
 from numpyro_ext.infer import EP
 
-from .repeats import make_repeats, mean_and_error, read_repeats, standardised, summary
+from .repeats import begin, make_repeats, mean_and_error, parser_of_repeats, read_repeats, standardised, summary
 from .results_table import table_head, write_report
 
 ABOUT_HYPER = partial(expected_information_gain, focus=["log_length", "log_scale", "log_noise"], hyper="mgp")
@@ -238,18 +236,10 @@ def _report(folder: Path) -> None:
 
 def main() -> None:
     """Ask, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--only", nargs="+", default=list(SETTINGS), choices=list(SETTINGS), metavar="DATA")
-    parser.add_argument("--repeats", type=int, default=NUM_REPEATS)
-    parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument("--write", action="store_true", help="write what is there, and compute nothing")
-    arguments = parser.parse_args()
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_enable_x64", True)
+    arguments = begin(parser_of_repeats(__doc__, SETTINGS))
     warnings.simplefilter("ignore")
     if not arguments.write:
-        numbers = dict.fromkeys(arguments.only, arguments.repeats)
+        numbers = dict.fromkeys(arguments.only, arguments.repeats or NUM_REPEATS)
         make_repeats(arguments.work, numbers, arguments.minutes, _repeat)
     _report(arguments.work)
 

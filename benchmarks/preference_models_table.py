@@ -24,7 +24,7 @@ from numpyro_ext.models import joint_preference_gp, preference_factorization
 
 from .preference_people import DATA, NUM_USERS, People, all_pairs, alone, shared_moments
 from .preferences_pairs import mean_and_error
-from .repeats import keep, kept_draws, parser_of_draws
+from .repeats import begin, keep, kept_draws, parser_of_draws
 from .results_table import table_head, write_report
 
 _NUM_ASKED = {"synthetic": 30, "sushi": 20, "jura": 15}
@@ -270,10 +270,8 @@ def main() -> None:
     """Fit and write."""
     parser = parser_of_draws(__doc__)
     parser.add_argument("--surfaces", type=int, default=1)
-    arguments = parser.parse_args()
+    arguments = begin(parser)
     work: Path = arguments.work
-    work.mkdir(parents=True, exist_ok=True)
-    numpyro.enable_x64()
     if not arguments.write:
         _compute(work, arguments.draws, arguments.surfaces, arguments.minutes)
     asked = ", ".join(f"{number} ({name})" for name, number in _NUM_ASKED.items())

@@ -7,13 +7,10 @@ what is there. The data are those of ``load_sushi`` and ``load_best_worst_pairs`
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpyro
 
 from .preferences_films import films, lovers, lovers_of_genres, movielens
 from .preferences_sampled import sampled_report, sushi_a_sampled
@@ -28,7 +25,7 @@ from .preferences_sushi import (
 )
 from .preferences_thesis import sushi_a_thesis, thesis_report
 from .preferences_unseen import unseen, unseen_films
-from .repeats import keep, kept_draws
+from .repeats import begin, keep, kept_draws, parser_of_work
 from .results_table import write_report
 
 EXPERIMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
@@ -59,15 +56,12 @@ REPORTS: dict[str, tuple[tuple[str, ...], Callable[[list[dict[str, Any]]], list[
 
 def main() -> None:
     """Fit and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path)
+    parser = parser_of_work(__doc__)
     parser.add_argument("--only", choices=tuple(EXPERIMENTS))
     parser.add_argument("--draws", type=int, default=10, help="of each experiment at most")
     parser.add_argument("--write", choices=tuple(REPORTS), help="write what is there of one, and compute nothing")
-    arguments = parser.parse_args()
+    arguments = begin(parser)
     work: Path = arguments.work
-    work.mkdir(parents=True, exist_ok=True)
-    numpyro.enable_x64()
     for name in () if arguments.write else (arguments.only,) if arguments.only else EXPERIMENTS:
         experiment, num_draws = EXPERIMENTS[name]
         for seed in range(min(arguments.draws, num_draws)):

@@ -6,10 +6,11 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 
@@ -82,14 +83,40 @@ def make_repeats(
             print(name, number, json.dumps(found["repeats"][-1]), flush=True)
 
 
-def parser_of_draws(description: str | None) -> argparse.ArgumentParser:
-    """Of scripts that keep each draw in a folder, and write a table of what is there."""
+def parser_of_work(description: str | None) -> argparse.ArgumentParser:
+    """Parser of scripts that keep what they find in a folder, ``work``, so that a run that was ended goes on."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("work", type=Path)
-    parser.add_argument("--draws", type=int, default=25)
+    return parser
+
+
+def parser_of_draws(description: str | None, *, draws: int | None = 25) -> argparse.ArgumentParser:
+    """Parser of scripts that keep each draw in a folder, and write a table of what is there.
+
+    :param draws: their number where none is given; ``None`` leaves the argument out.
+    """
+    parser = parser_of_work(description)
+    if draws is not None:
+        parser.add_argument("--draws", type=int, default=draws)
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--write", action="store_true", help="write what is there, and compute nothing")
     return parser
+
+
+def parser_of_repeats(description: str | None, names: Iterable[str]) -> argparse.ArgumentParser:
+    """Parser of scripts that repeat a comparison on data sets of these names."""
+    parser = parser_of_draws(description, draws=None)
+    parser.add_argument("--only", nargs="+", default=list(names), choices=list(names), metavar="DATA")
+    parser.add_argument("--repeats", type=int, help="in the place of as many as are meant")
+    return parser
+
+
+def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Arguments of a script, with its folder made, in double precision."""
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_enable_x64", True)
+    return arguments
 
 
 def _path(folder: Path, name: str) -> Path:

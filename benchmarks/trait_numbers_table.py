@@ -9,7 +9,6 @@ to learn from; factor analysis (GFA) with 1 to 20 traits by ``variational_em``, 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import pandas as pd
 from scipy.special import expit
 from scipy.stats import norm
@@ -38,6 +36,7 @@ from numpyro_ext.psychometrics import (
     smallest_sufficient_dimension,
 )
 
+from .repeats import begin, parser_of_work
 from .results_table import table_head, write_report
 
 DIMENSIONS = {500: (1, 2, 3, 4, 5, 6, 8, 10, 20), 5000: (1, 2, 5, 8, 10, 20)}
@@ -257,14 +256,11 @@ def _signs(scores: pd.DataFrame, number: int) -> list[str]:
 
 def main() -> None:
     """Fit all, and write the table and its signs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", type=Path)
+    parser = parser_of_work(__doc__)
     parser.add_argument("--people", type=int, nargs="*", choices=list(DIMENSIONS), default=list(DIMENSIONS))
     parser.add_argument("--without-mirt", action="store_true")
-    given = parser.parse_args()
+    given = begin(parser)
     work: Path = given.work
-    work.mkdir(parents=True, exist_ok=True)
-    numpyro.enable_x64()
     answers = ipip()
     lines, signs = [], table_head("finding | people | found | ")
     for number in given.people:
