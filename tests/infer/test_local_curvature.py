@@ -123,17 +123,8 @@ SIZE = 100
 BASIS = np.linalg.qr(np.random.default_rng(1).normal(size=(SIZE, SIZE)))[0]
 
 
-def planted(bend, claimed):
-    """Learn a hundred numbers from a function that curves by ``bend`` in one direction, downwards in all others, with
-    cheap probes that say ``claimed``."""
-    weights = np.linspace(-3.0, -0.5, SIZE)
-
-    def matrix(last):
-        return (BASIS * np.append(weights[:-1], last)) @ BASIS.T
-
-    def evidence(x):
-        return 0.5 * x @ matrix(bend) @ x - 0.25 * jnp.sum((BASIS.T @ x) ** 4)
-
+def learned(evidence, probes, max_iterations, **options):
+    """Learn a hundred numbers from zero; ``probes(values, is_held)`` is the Hessian that cheap factors claim."""
     evaluate = evaluation_fn(
         lambda x: x, lambda x: 0.0 * jnp.sum(x), lambda form, state: (state, ()), lambda x, s: evidence(x)
     )
@@ -146,17 +137,33 @@ def planted(bend, claimed):
     )
 
     def begin(x, state):
-        return init_search(shapes, x, jnp.zeros(()))._replace(num_probes=jnp.asarray(2 * SIZE + 1))
+        return init_search(shapes, x, jnp.zeros(()), **options)._replace(num_probes=jnp.asarray(2 * SIZE + 1))
 
     def probe_locally(state, is_held):
-        rows = 1e-2 * matrix(claimed) if np.allclose(state.values, 0.0) else 1e-2 * jax.hessian(evidence)(state.values)
+        rows = 1e-2 * probes(state.values, is_held)
         return state._replace(probes=np.stack([rows, -rows], axis=1), num_probes=jnp.asarray(2 * SIZE))
 
     site = SimpleNamespace(shape=(SIZE,), transform=biject_to(constraints.real), init=jnp.zeros(SIZE))
-    problem = Climb(
-        begin, advance, UnconstrainedSpace({"a": site}), start, jnp.ones(SIZE), 1e-4, 50, probe_locally=probe_locally
-    )
+    space = UnconstrainedSpace({"a": site})
+    problem = Climb(begin, advance, space, start, jnp.ones(SIZE), 1e-4, max_iterations, probe_locally=probe_locally)
     return learn(problem, [start], KEY, bar=SimpleNamespace(n=0, update=lambda amount: None))
+
+
+def planted(bend, claimed):
+    """Learn a hundred numbers from a function that curves by ``bend`` in one direction, downwards in all others, with
+    cheap probes that say ``claimed``."""
+    weights = np.linspace(-3.0, -0.5, SIZE)
+
+    def matrix(last):
+        return (BASIS * np.append(weights[:-1], last)) @ BASIS.T
+
+    def evidence(x):
+        return 0.5 * x @ matrix(bend) @ x - 0.25 * jnp.sum((BASIS.T @ x) ** 4)
+
+    def probes(values, is_held):
+        return matrix(claimed) if np.allclose(values, 0.0) else jax.hessian(evidence)(values)
+
+    return learned(evidence, probes, 50)
 
 
 @pytest.mark.parametrize("claimed", [0.02, -0.02])
@@ -186,29 +193,10 @@ def steep_and_shallow(has_metric):
         along = BASIS.T @ (x - 1.0)
         return -0.5 * jnp.sum(weights * along**2) - 0.25 * jnp.sum(along**4)
 
-    evaluate = evaluation_fn(
-        lambda x: x, lambda x: 0.0 * jnp.sum(x), lambda form, state: (state, ()), lambda x, s: evidence(x)
-    )
-    start = jnp.zeros(SIZE)
-    shapes = jax.eval_shape(evaluate, start, jnp.zeros(()))
-    advance = jax.jit(
-        lambda state, limit, number: search(
-            evaluate, state, num_evaluations=number, tol=1e-4, max_iterations=limit, trace_length=10
-        )
-    )
+    def probes(values, is_held):
+        return -rough if is_held else jax.hessian(evidence)(values)
 
-    def begin(x, state):
-        began = init_search(shapes, x, jnp.zeros(()), has_metric=has_metric)
-        return began._replace(num_probes=jnp.asarray(2 * SIZE + 1))
-
-    def probe_locally(state, is_held):
-        rows = -1e-2 * (rough if is_held else jax.hessian(lambda x: -evidence(x))(state.values))
-        return state._replace(probes=np.stack([rows, -rows], axis=1), num_probes=jnp.asarray(2 * SIZE))
-
-    site = SimpleNamespace(shape=(SIZE,), transform=biject_to(constraints.real), init=jnp.zeros(SIZE))
-    space = UnconstrainedSpace({"a": site})
-    problem = Climb(begin, advance, space, start, jnp.ones(SIZE), 1e-4, 200, probe_locally=probe_locally)
-    return learn(problem, [start], KEY, bar=SimpleNamespace(n=0, update=lambda amount: None))
+    return learned(evidence, probes, 200, has_metric=has_metric)
 
 
 def test_a_search_in_a_metric_needs_few_evaluations_where_a_plain_one_needs_hundreds():
