@@ -128,7 +128,6 @@ def greedy_information(
     size: int,
     *,
     left: ArrayLike | None = None,
-    is_candidate: np.ndarray | None = None,
     cost: np.ndarray | None = None,
     rng_key: Array | None = None,
 ) -> tuple[list[int], list[float]]:
@@ -141,7 +140,6 @@ def greedy_information(
     :param noise_variance: of the measurements, shape ``(n,)``.
     :param int size: how many.
     :param left: joint covariance once what is of interest is known, if that does not fix everything.
-    :param is_candidate: which may be taken; all of them by default.
     :param cost: of each, positive: gains are per cost then.
     :param rng_key: among equal ones.
     :return: their numbers, and what each added, in nats.
@@ -158,10 +156,7 @@ def greedy_information(
             column = part[:, number].copy()
             np.subtract(part, np.outer(column, column / (column[number] + noise[number])), out=part)
 
-    every = np.ones(len(noise), bool)
-    return greedy(
-        gains, take, size, is_candidate=every if is_candidate is None else is_candidate, cost=cost, rng_key=rng_key
-    )
+    return greedy(gains, take, size, is_candidate=np.ones(len(noise), bool), cost=cost, rng_key=rng_key)
 
 
 def joint_information(covariance: ArrayLike, noise_variance: ArrayLike, left: ArrayLike | None = None) -> float:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["cell_marginals", "draw_places", "fine_density", "inverse"]
+__all__ = ["draw_places", "fine_density", "inverse"]
 
 _FINER = 8
 """Fine steps in a step of a lattice."""
@@ -99,12 +99,3 @@ def draw_places(log_density: Array, uniform: Array) -> Array:
         return draw_places(given, numbers[None])[0]
 
     return jnp.concatenate([first[:, None], jax.vmap(rest)(first, uniform[:, 1:])], axis=1)
-
-
-def cell_marginals(log_density: Array) -> Array:
-    """Log density of each axis by itself, up to a constant, shape ``(D, n)``.
-
-    :param log_density: at all nodes of a lattice, shape ``(n,) * D``.
-    """
-    axes = range(log_density.ndim)
-    return jnp.stack([jax.nn.logsumexp(log_density, axis=tuple(a for a in axes if a != axis)) for axis in axes])
