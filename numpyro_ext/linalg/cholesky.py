@@ -14,6 +14,7 @@ __all__ = [
     "cholesky",
     "cholesky_inverse",
     "cholesky_solve",
+    "gram_of_lower",
     "half_log_determinant",
     "inverse_lower",
     "inverse_lower_in_blocks",
@@ -107,6 +108,18 @@ def inverse_lower_in_blocks(factor: Array) -> Array:
     first, last = inverse_lower_in_blocks(factor[:half, :half]), inverse_lower_in_blocks(factor[half:, half:])
     below = -last @ (factor[half:, :half] @ first)
     return jnp.block([[first, jnp.zeros((half, size - half), factor.dtype)], [below, last]])
+
+
+def gram_of_lower(root: Array) -> Array:
+    """``L^T L`` of shape ``(n, n)`` for a lower triangular matrix, by halves, which leaves out most of the zeros."""
+    size = root.shape[0]
+    if size <= _LARGEST_BLOCK:
+        return root.T @ root
+    half = size // 2
+    below, last = root[half:, :half], root[half:, half:]
+    cross = last.T @ below
+    first = gram_of_lower(root[:half, :half]) + below.T @ below
+    return jnp.block([[first, cross.T], [cross, gram_of_lower(last)]])
 
 
 def cholesky_inverse(factor: Array) -> Array:

@@ -20,7 +20,7 @@ def positive(rng, *shape):
     return jnp.asarray(root @ root.swapaxes(-1, -2) + 0.3 * np.eye(shape[-1]))
 
 
-def problem(is_flat=False, is_signed=False, dtype=float, is_wide=False):
+def problem(is_flat=False, is_signed=False, dtype=float, is_wide=False, is_listed=False):
     """Border: 2 unknowns with a covariance and 2 more. Blocks: one unknown alone and a pair with a covariance (3 of
     these), a triple with a precision, and independent ones; some rows see no border, some nothing but the border."""
     rng = np.random.default_rng(4)
@@ -54,7 +54,26 @@ def problem(is_flat=False, is_signed=False, dtype=float, is_wide=False):
     others = np.where(np.take_along_axis(~is_local, others, axis=1), others, 5)
     shared_slots = jnp.asarray(others) if is_wide else None
     border = Border(jnp.asarray(columns), jnp.asarray(shared), jnp.asarray(slots), shared_slots)
+    if is_listed:
+        border = border._replace(**lists_of(columns, shared, design_columns, others))
     return prior, design, border, jnp.asarray(precision, dtype), jnp.asarray(rng.normal(size=NUM_ROWS), dtype)
+
+
+def lists_of(columns, shared, design_columns, shared_slots):
+    """What each block meets of the border, in any order; of the pair 0 and 1 both or none."""
+    met = [[] for _ in columns]
+    entries = np.full(shared_slots.shape, -1)
+    for row, slots in enumerate(shared_slots):
+        for k, slot in enumerate(slots[slots < 5]):
+            entries[row, k] = design_columns[row, slot]
+            if not set(design_columns[row]) <= set(shared):
+                met[row % 6] += [0, 1] if entries[row, k] < 2 else [entries[row, k]]
+    met = [list(dict.fromkeys(column)) for column in met]
+    place = {column: number for number, column in enumerate(shared)}
+    lists = [[place[column] for column in some] + [len(shared)] * (4 - len(some)) for some in met]
+    # rows that see the border alone have no weight in any list
+    listed = [[met[r % 6].index(c) if c in met[r % 6] else 0 for c in row] for r, row in enumerate(entries)]
+    return {"met": jnp.asarray(lists), "listed": jnp.asarray(listed)}
 
 
 def everything(space, prior, design, border, precision, shift, maps=()):
@@ -76,15 +95,15 @@ def everything(space, prior, design, border, precision, shift, maps=()):
 compiled_everything = jax.jit(everything, static_argnums=0)
 
 
-OTHERS = (False, False), (True, False), (True, True)
+OTHERS = (False, False, False), (True, False, False), (True, True, False), (False, True, True)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("is_hard", "is_wide"), [(False, True), *thorough(*OTHERS)])
-def test_border_agrees_with_all_unknowns_at_once(is_hard, is_wide):
-    prior, design, border, precision, shift = problem(is_flat=is_hard, is_signed=is_hard, is_wide=is_wide)
-    few, many = (random_sparse(np.random.default_rng(8), 6, NUM_COLUMNS, k) for k in (2, 7))
-    maps = (few, many, DenseDesign(few.to_dense()))
+@pytest.mark.parametrize(("is_hard", "is_wide", "is_listed"), [(True, True, True), *thorough(*OTHERS)])
+def test_border_agrees_with_all_unknowns_at_once(is_hard, is_wide, is_listed):
+    prior, design, border, precision, shift = problem(is_hard, is_hard, is_wide=is_wide, is_listed=is_listed)
+    one, few, many = (random_sparse(np.random.default_rng(8), 6, NUM_COLUMNS, k) for k in (1, 2, 7))
+    maps = (one, few, many, DenseDesign(few.to_dense()))
     found, whole = (
         compiled_everything(space, prior, design, border, precision, shift, maps) for space in ("border", "coefficient")
     )

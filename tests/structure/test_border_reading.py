@@ -89,6 +89,15 @@ def test_of_two_large_factors_the_smaller_is_a_border_by_its_entries():
     reading, border = border_of(crossed, rng.normal(size=4000))
     assert border.columns.shape == (600, 1) and border.shared.shape == (301,)
     assert border.shared_slots.shape == (4000, 2)
+    # the list of a student has the lecturers that it marks and the intercept, and rows find theirs in it
+    assert reading.field == ("intercept", "by_student", "by_lecturer")
+    found = reading.data[-1].border
+    block = np.argsort(found.columns[:, 0])  # students stand in the order of their columns
+    for number in range(600):
+        marked = lecturer[student == number]
+        assert {*found.met[block[number]]} - {301} == {*(0 * marked), *(1 + marked)}
+    seen = np.take_along_axis(found.met[block[student]], found.listed, axis=1)
+    np.testing.assert_array_equal(np.sort(seen, axis=1), np.column_stack([0 * lecturer, 1 + lecturer]))
     form = reading.abstract_form
     space = jax.eval_shape(gaussian_prior, form)
     assert max(leaf.size for leaf in jax.tree.leaves(space)) < 4000 * 50

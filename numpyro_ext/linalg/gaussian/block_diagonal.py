@@ -110,7 +110,12 @@ class BlockDiagonal(NamedTuple):
         return total
 
     def take(self, columns: Array) -> Array:
-        """Principal submatrices at ``columns`` of shape ``(num_blocks, n)``: shape ``(num_blocks, n, n)``."""
+        """Principal submatrices at ``columns`` of shape ``(num_blocks, n)``, in each block each column once but for
+        padding: shape ``(num_blocks, n, n)``."""
+        if all(part.ndim == 1 for part in self.parts):
+            diagonal = self.apply(jnp.ones((sum(self.sizes),), self.parts[0].dtype))
+            taken = diagonal.at[columns].get(mode="fill", fill_value=0.0)
+            return jnp.where(np.eye(columns.shape[1], dtype=bool), taken[:, :, None], 0.0)
         return self.entries(columns[:, :, None], columns[:, None, :])
 
 

@@ -1,8 +1,8 @@
 r"""Coefficients of rows in the unknowns of a border: a matrix where the border is narrow, entries where it is wide.
 
 Both answer the same questions about whitened unknowns :math:`w_0` of the border, :math:`e_0 = F w_0`. A matrix costs
-``p^2`` operations and ``p`` numbers a row. Entries cost as many as their pairs, and three products of matrices as large
-as the border with the blocks, whatever the number of rows: crossed effects of thousands of levels need these.
+``p^2`` operations and ``p`` numbers a row. Entries cost as many as their pairs, and what :mod:`.coupling` says of the
+blocks, whatever the number of rows: crossed effects of thousands of levels need these.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from ..cholesky import inverse_lower
+from ..cholesky import inverse_lower, solve_lower
 from ..frozen_pytree import frozen_pytree
+from .arrow import ArrowFactor
+from .coupling import Coupling
 from .design import SparseRows
 from .row_pairs import gram_of_rows, sum_pairs
 
@@ -37,33 +39,32 @@ class BorderMatrix:
         """Shift of the whitened unknowns by those of the rows, shape ``(p,)``."""
         return self.matrix.T @ shift
 
-    def local_products(self, weighted: Array, shifted: Array, at: tuple[Array, Array], like: Array) -> Array:
-        """Sums over rows of local entries times coefficients in the border, and of shifts, ``(b, n, p + 1)``.
+    def cross(self, weighted: Array, at: tuple[Array, Array], like: Array) -> Coupling:
+        """Sums over rows of local entries times coefficients in the border.
 
         :param weighted: local entries times site precisions, shape ``(num_rows, k)``.
-        :param shifted: local entries times site shifts, of the same shape.
         :param at: block and position of each local entry.
-        :param like: an array whose first axes are ``(b, n)``.
+        :param like: an array whose first axes are those of the blocks and of the positions in them.
         """
-        # the border and the shift side by side: one pass over the rows, one triangular solve
-        seen = jnp.concatenate([weighted[..., None] * self.matrix[:, None], shifted[..., None]], -1)
-        return jnp.zeros((*like.shape[:2], seen.shape[-1]), seen.dtype).at[at].add(seen)
+        seen = weighted[..., None] * self.matrix[:, None]
+        size = self.matrix.shape[1]
+        return Coupling(jnp.zeros((*like.shape[:2], size), seen.dtype).at[at].add(seen), None, size)
 
-    def row_variance(self, values: Array, at: tuple[Array, Array], given: tuple[Array, Array], schur: Array) -> Array:
+    def row_variance(self, values: Array, at: tuple[Array, Array], posterior: ArrowFactor, local: Array) -> Array:
         """Variances of the predictors, shape ``(num_rows,)``.
 
         :param values: local entries, shape ``(num_rows, k)``.
         :param at: block and position of each.
-        :param given: covariance of each block given the border, ``(b, n, n)``, and minus its slopes in the whitened
-            unknowns of the border, ``(b, n, p)``.
-        :param schur: Cholesky factor of the precision of these.
+        :param posterior: factor of the precision of whitened unknowns.
+        :param local: from whitened unknowns of the blocks to unknowns, shape ``(b, n, n)``.
         """
-        covariance, slope = given
         block, position = at
+        root = solve_lower(posterior.factor, local.mT).mT
+        covariance, slope = root @ root.mT, root @ posterior.gain.values
         pairs = covariance[block[:, :, None], position[:, :, None], position[:, None, :]]
         own = jnp.einsum("rk,rkl,rl->r", values, pairs, values)
         moved = self.matrix - jnp.einsum("rk,rkp->rp", values, slope[block, position])
-        return own + jnp.sum((moved @ inverse_lower(schur).T) ** 2, axis=-1)
+        return own + jnp.sum((moved @ inverse_lower(posterior.schur).T) ** 2, axis=-1)
 
 
 @frozen_pytree
@@ -74,6 +75,10 @@ class BorderEntries:
     """Entries among the unknowns of the border; of ``p`` columns."""
     factor: Array
     """From whitened unknowns to unknowns: ``(p,)`` where it is diagonal, else ``(p, p)``."""
+    met: Array | None = None
+    """Unknowns of the border that each block meets, ``(b, w)``, padded with ``p``, where they are few."""
+    listed: Array | None = None
+    """Places of the entries in these lists, of the shape of the entries."""
 
     def predictor(self, shared: Array) -> Array:
         """Part of the predictors by whitened unknowns of the border, shape ``(num_rows,)``."""
@@ -82,52 +87,73 @@ class BorderEntries:
 
     def gram(self, precision: Array) -> Array:
         """Precision of the whitened unknowns by sites of the rows, shape ``(p, p)``."""
-        return self._times(self._times(gram_of_rows(self.rows, precision)).T)
+        return self._between(gram_of_rows(self.rows, precision), self.factor.T)
 
     def shift(self, shift: Array) -> Array:
         """Shift of the whitened unknowns by those of the rows, shape ``(p,)``."""
         return self._times(self.rows.rmatvec(shift))
 
-    def local_products(self, weighted: Array, shifted: Array, at: tuple[Array, Array], like: Array) -> Array:
+    def cross(self, weighted: Array, at: tuple[Array, Array], like: Array) -> Coupling:
         """Sums over rows of local entries times coefficients in the border; see :class:`BorderMatrix`."""
-        block, position = at
-        size, dtype = self.rows.num_columns, weighted.dtype
-        total = jnp.zeros((*like.shape[:2], size), dtype)
-        block = jnp.broadcast_to(block, position.shape)
+        block, position = jnp.broadcast_arrays(*at)
+        size = self.rows.num_columns
+        width = size if self.met is None else self.met.shape[1]
+        total = jnp.zeros((*like.shape[:2], width), weighted.dtype)
         # one entry of the border of all rows after the other: nothing is made that is as large as all pairs
-        for columns, values in zip(self.rows.columns.T, self.rows.values.T, strict=True):
-            total = total.at[block, position, columns[:, None]].add(weighted * values[:, None])
-        pulled = jnp.zeros(like.shape[:2], dtype).at[block, position].add(shifted)
-        return jnp.concatenate([self._times(total), pulled[..., None]], -1)
+        for places, values in zip(self.places.T, self.rows.values.T, strict=True):
+            total = total.at[block, position, places[:, None]].add(weighted * values[:, None])
+        return Coupling(self._of_whitened(total), self.met, size)
 
-    def row_variance(self, values: Array, at: tuple[Array, Array], given: tuple[Array, Array], schur: Array) -> Array:
+    def row_variance(self, values: Array, at: tuple[Array, Array], posterior: ArrowFactor, local: Array) -> Array:
         """Variances of the predictors, shape ``(num_rows,)``; see :class:`BorderMatrix`.
 
         They are gathered from the covariance of unknowns that meet in a row: sums with signs, where the matrix has sums
         of squares, at a cost that does not grow with rows times border.
         """
-        covariance, slope = given
-        block, position = at
-        root = inverse_lower(schur)
-        shared = root.T @ root
-        gain = slope @ shared
-        local = covariance + gain @ slope.mT
-        cross = self._by_unknowns(gain)
-        whole = self._by_unknowns(self._by_unknowns(shared).T)
-        pairs = local[block[:, :, None], position[:, :, None], position[:, None, :]]
+        block, position = jnp.broadcast_arrays(*at)
+        covariance = posterior.inverse()
+        blocks = local @ covariance.local @ local.mT
+        cross = self._of_unknowns(local @ covariance.cross.values)
+        whole = self.covariance(covariance.shared)
+        pairs = blocks[block[:, :, None], position[:, :, None], position[:, None, :]]
         total = jnp.einsum("rk,rkl,rl->r", values, pairs, values)
-        block = jnp.broadcast_to(block, position.shape)
-        for columns, own in zip(self.rows.columns.T, self.rows.values.T, strict=True):
-            total -= 2.0 * own * jnp.sum(values * cross[block, position, columns[:, None]], axis=-1)
+        for places, own in zip(self.places.T, self.rows.values.T, strict=True):
+            total += 2.0 * own * jnp.sum(values * cross[block, position, places[:, None]], axis=-1)
         return total + sum_pairs(self.rows.columns, self.rows.values, lambda i, j: whole[i, j])
+
+    @property
+    def places(self) -> Array:
+        """Places of the entries among the unknowns of the border that their block meets, shape ``(num_rows, k)``."""
+        return self.rows.columns if self.listed is None else self.listed
 
     def _times(self, x: Array) -> Array:
         """Products ``x F`` along the last axis: from coefficients in unknowns to those in whitened ones."""
         return x * self.factor if self.factor.ndim == 1 else x @ self.factor
 
-    def _by_unknowns(self, x: Array) -> Array:
-        """Products ``x F^T`` along the last axis: from whitened unknowns to unknowns."""
+    def covariance(self, of_whitened: Array) -> Array:
+        """Covariance of the unknowns of the border, from that of the whitened ones; both of shape ``(p, p)``."""
+        return self._between(of_whitened, self.factor)
+
+    def _between(self, matrix: Array, factor: Array) -> Array:
+        return matrix * (factor[:, None] * factor) if factor.ndim == 1 else factor @ matrix @ factor.T
+
+    def _of_whitened(self, x: Array) -> Array:
+        """:meth:`_times` of coefficients of the blocks in what they meet, shape ``(b, n, w)``."""
+        return self._times(x) if self.met is None else self._among_met(x, is_transposed=False)
+
+    def _of_unknowns(self, x: Array) -> Array:
+        """Coefficients of the blocks in unknowns of the border, of those in whitened ones."""
+        if self.met is not None:
+            return self._among_met(x, is_transposed=True)
         return x * self.factor if self.factor.ndim == 1 else x @ self.factor.T
+
+    def _among_met(self, x: Array, *, is_transposed: bool) -> Array:
+        # what the prior couples is met together
+        assert self.met is not None
+        if self.factor.ndim == 1:
+            return x * self.factor[self.met][:, None]
+        factor = self.factor.at[self.met[:, :, None], self.met[:, None, :]].get(mode="fill", fill_value=0.0)
+        return x @ (factor.mT if is_transposed else factor)
 
 
 BorderRows = BorderMatrix | BorderEntries

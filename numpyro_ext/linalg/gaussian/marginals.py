@@ -56,11 +56,15 @@ class WhitenedPosterior(ABC):
         r""":math:`\frac12 \log|P| - \frac12 \log|H|`, the precisions before and after conditioning, where
         :math:`|P|` counts :math:`2 \pi` for a flat unknown."""
 
+    def half_square_of_mean(self) -> Array:
+        """Half the square of the mean by the precision of the posterior."""
+        return 0.5 * jnp.sum(self.white_mean**2)
+
     @jax.jit  # traced once for all that condition
     def marginals(self) -> Marginals:
         """Moments of every predictor and the log partition function."""
         variance = self.row_variance()
-        log_partition = 0.5 * jnp.sum(self.white_mean**2) + self.log_volume()
+        log_partition = self.half_square_of_mean() + self.log_volume()
         ratio = cavity_ratio(self.site_precision, variance)
         return Marginals(self.space.predictor(self.coordinates), variance, ratio, log_partition)
 

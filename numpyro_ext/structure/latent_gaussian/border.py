@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
 from scipy.sparse.csgraph import connected_components
 
+from ...linalg.padding import padded_groups, places_within, rounded_up
 from ..program.rows.affine_rows import AffineRows
 from .blocks import group, units
 from .prior_columns import PriorColumns
 
-__all__ = ["find_border"]
+__all__ = ["BorderIndices", "find_border"]
 
 _SCATTER_COST = 32
 """Multiply-adds of a matrix product that cost as much as a scattered update."""
 _LARGEST_BORDER = 50_000_000
 """Numbers of the largest matrix of rows, or of blocks, with the unknowns of the border, 400 MB."""
+
+
+class BorderIndices(NamedTuple):
+    """The arrays of a :class:`~numpyro_ext.linalg.gaussian.spaces.border_space.Border`."""
+
+    columns: np.ndarray
+    shared: np.ndarray
+    slots: np.ndarray
+    shared_slots: np.ndarray | None
+    met: np.ndarray | None
+    listed: np.ndarray | None
 
 
 def find_border(
@@ -27,7 +40,7 @@ def find_border(
     touched_cost: float | None,
     *,
     overhead: float,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None] | None:
+) -> BorderIndices | None:
     """The border with which a factorisation is the cheapest, if it costs much less than without.
 
     Tried are the unknowns that more rows touch than a threshold, for all thresholds, and whole sites, the smallest
@@ -38,7 +51,7 @@ def find_border(
     :param blocks: independent rows and columns, as :func:`~.blocks.find_blocks` finds them.
     :param touched_cost: multiplications where only what rows touch of the blocks is kept, if that can be done.
     :param overhead: operations below which nothing is gained.
-    :return: the arrays of a :class:`~numpyro_ext.linalg.gaussian.spaces.border_space.Border`, or None.
+    :return: its arrays, or None.
     """
     if rows.pattern is None or rows.is_dense:
         return None
@@ -78,9 +91,54 @@ def find_border(
     shared, local = np.flatnonzero(is_shared), np.flatnonzero(~is_shared)
     slots = _slots((pattern >= 0) & ~is_shared[pattern])
     shared_slots = _slots((pattern >= 0) & is_shared[pattern]) if is_wide else None
-    columns = np.append(local, num_columns + num_inducing)[group(label, int(label.max()) + 1, local.size)]
+    num_blocks = int(label.max()) + 1
+    met = listed = None
+    if shared_slots is not None:
+        owner = np.full(num_columns + 1, -1)
+        owner[local] = label
+        met, listed = _met(np.column_stack([pattern, np.full(num_rows, -1)]), owner, slots, shared_slots, unit, shared)
+    columns = np.append(local, num_columns + num_inducing)[group(label, num_blocks, local.size)]
     shared = np.append(shared, num_columns + np.arange(num_inducing))
-    return columns.astype(np.int32), shared.astype(np.int32), slots, shared_slots
+    return BorderIndices(columns.astype(np.int32), shared.astype(np.int32), slots, shared_slots, met, listed)
+
+
+def _met(
+    pattern: np.ndarray,
+    blocks: np.ndarray,
+    slots: np.ndarray,
+    shared_slots: np.ndarray,
+    unit: np.ndarray,
+    shared: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    """What each block meets of the border, and the places of the entries of rows there; nothing if that is much.
+
+    :param pattern: with a last column of ``-1``, where the slots of no entry lead.
+    :param blocks: of each column, ``-1`` for those of the border and behind the last.
+    """
+    rows = np.arange(len(pattern))[:, None]
+    block, column = blocks[pattern[rows, slots[:, :1]]], pattern[rows, shared_slots]
+    is_met = (block >= 0) & (column >= 0)
+    # what the prior couples is met together
+    heads, members = np.unique(unit[shared], return_inverse=True)
+    by_head, sizes = np.argsort(members, kind="stable"), np.bincount(members)
+    place = np.full(unit.size + 1, -1)
+    place[shared] = np.arange(shared.size)
+    pairs = np.unique((block * heads.size + members[place[column]])[is_met])
+    label, head = np.divmod(pairs, heads.size)
+    repeats = sizes[head]
+    starts = np.repeat(np.cumsum(sizes)[head] - repeats, repeats)
+    within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    label, found = np.repeat(label, repeats), by_head[starts + within]
+    num_blocks = int(blocks.max()) + 1
+    width = rounded_up(int(np.bincount(label, minlength=num_blocks).max(initial=1)))
+    if 2 * shared.size**2 < _SCATTER_COST * width**2:
+        return None, None
+    met = padded_groups(label, num_blocks, shared.size, members=found, width=width)
+    codes = label * shared.size + found
+    order = np.argsort(codes)
+    wanted = np.where(is_met, block * shared.size + place[column], codes[order[:1]])
+    listed = places_within(label, num_blocks)[order][np.searchsorted(codes[order], wanted)]
+    return met.astype(np.int32), np.where(is_met, listed, 0).astype(np.int32)
 
 
 def _slots(is_entry: np.ndarray) -> np.ndarray:

@@ -36,7 +36,7 @@ from ..program.rows.affine_rows import AffineRows, Parts, RowIndices
 from ..program.rows.chosen_rows import ChosenIndices, ChosenRows
 from ..program.rows.state_rows import NoStateSpace, StateRows, find_time_blocks
 from .blocks import find_blocks
-from .border import find_border
+from .border import BorderIndices, find_border
 from .costs import COSTS, LayoutCosts
 from .form import AffineMap, Blocks, LatentGaussian
 from .not_finite import explain_not_finite
@@ -60,7 +60,7 @@ class _Indices(NamedTuple):
     rows: RowIndices | None
     maps: dict[str, RowIndices | None]
     blocks: tuple[np.ndarray, np.ndarray]
-    border: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None] | None
+    border: BorderIndices | None
     touched: TouchedIndices | None
     layout: SparseLayout | None
 

@@ -1,16 +1,10 @@
 r"""Conditioning blocks of unknowns that are independent given a few shared ones, by elimination block after block.
 
 Groups of observations share their common coefficients, and nothing else. With whitened unknowns :math:`w_b` of block
-:math:`b` and :math:`w_0` of the border, and sites of precision :math:`\tau`, the posterior precision is an arrow,
-
-.. math::
-    H = \begin{pmatrix} H_1 & & G_1 \\ & \ddots & \vdots \\ G_1^T & \cdots & H_0 \end{pmatrix}, \quad
-    H_b = R_b R_b^T, \quad V_b = R_b^{-1} G_b, \quad S = H_0 - \sum_b V_b^T V_b,
-
-whose Cholesky factor consists of the :math:`R_b`, the :math:`V_b^T` and the factor of the Schur complement :math:`S`
-(Golub and Van Loan 2013, *Matrix Computations*, section 4.2.5). It exists exactly when the posterior is proper,
-whatever the signs of :math:`\tau`. In the posterior :math:`w_0` has the covariance :math:`S^{-1}`, and
-:math:`w_b = m_b - R_b^{-T} V_b (w_0 - m_0) + R_b^{-T} \xi_b` with independent :math:`\xi_b` of variance one.
+:math:`b` and :math:`w_0` of the border, the posterior precision is an arrow (:mod:`~..arrow`), whose Cholesky factor
+exists exactly when the posterior is proper, whatever the signs of the site precisions. In the posterior :math:`w_0` has
+the covariance :math:`S^{-1}`, and :math:`w_b = m_b - R_b^{-T} V_b (w_0 - m_0) + R_b^{-T} \xi_b` with independent
+:math:`\xi_b` of variance one.
 """
 
 from __future__ import annotations
@@ -21,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-from ...cholesky import cholesky, half_log_determinant, inverse_lower, solve_lower, solve_upper
+from ...cholesky import inverse_lower, solve_lower
 from ...frozen_pytree import frozen_pytree
+from ..arrow import ArrowFactor, ArrowMatrix
 from ..block_diagonal import BlockCovariance, column_home, quadratic_form
 from ..border_rows import BorderEntries, BorderMatrix, BorderRows
 from ..design import DenseDesign, Design, SparseRows
@@ -50,6 +45,11 @@ class Border(NamedTuple):
     shared_slots: Array | None = None
     """Entries of each row that are in the border, padded likewise, where the border is wide and rows see a few of its
     unknowns; ``None`` where its coefficients are to be a matrix."""
+    met: Array | None = None
+    """Places in the border of the unknowns of it that each block meets, shape ``(num_blocks, w)``, padded with ``p``,
+    where these are few; with each unknown those that the prior couples to it."""
+    listed: Array | None = None
+    """Places of the entries ``shared_slots`` in the lists of their blocks, of the same shape."""
 
 
 @frozen_pytree
@@ -99,7 +99,7 @@ class BorderSpace(OneBlock):
         :param jax.Array by_last: coefficients of the last unknowns of the border, of which the design has no entries,
             shape ``(num_rows, q)``.
         """
-        columns, shared, slots, shared_slots = border
+        columns, shared, slots, shared_slots, met, listed = border
         num_columns, dtype = design.num_columns, design.values.dtype
         whitened = WhitenedPrior.build(prior, dtype)
         is_padding = (columns == num_columns).astype(dtype)
@@ -114,7 +114,8 @@ class BorderSpace(OneBlock):
             # padding stands at an entry of a block, which has no place in the border
             rows = SparseRows(jnp.minimum(place[shared_entries], shared.size - 1), shared_values, shared.size)
             is_diagonal = all(part.ndim == 1 for part in whitened.factor.parts)
-            by_border = BorderEntries(rows, jnp.diagonal(shared_factor) if is_diagonal else shared_factor)
+            factor = jnp.diagonal(shared_factor) if is_diagonal else shared_factor
+            by_border = BorderEntries(rows, factor, met, listed)
         else:
             matrix = jnp.zeros((design.num_rows, shared.size), dtype)
             at = jnp.arange(design.num_rows)[:, None], place[design.columns]
@@ -176,8 +177,8 @@ class BorderSpace(OneBlock):
     def condition(self, site_precision: Array, site_shift: Array) -> BorderPosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
 
-        Cost: :math:`n^3 + n p (n + p)` for each block, and :math:`p^3`; for each row :math:`p^2`, or the square of its
-        entries where the border is wide.
+        Cost: :math:`n^3 + n p (n + p)` for each block, less where it meets little of the border, and :math:`p^3`; for
+        each row :math:`p^2`, or the square of its entries where the border is wide.
 
         :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
         :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
@@ -188,17 +189,20 @@ class BorderSpace(OneBlock):
         gram = jnp.zeros_like(self.precision)
         pairs = weighted[:, :, None] * self.values[:, None, :]
         gram = gram.at[block[:, :, None], position[:, :, None], position[:, None, :]].add(pairs)
-        shifted = self.values * site_shift[:, None]
-        cross = self.by_border.local_products(weighted, shifted, (block, position), self.precision)
-        transpose = self.factor.swapaxes(-1, -2)
-        factor = cholesky(self.precision + transpose @ gram @ self.factor)
-        white = solve_lower(factor, transpose @ cross)
-        gain, white = white[..., :-1], white[..., -1]
-        own = self.by_border.gram(site_precision)
-        schur = cholesky(self.shared_precision + own - jnp.einsum("bnp,bnq->pq", gain, gain))
-        shared_white, coordinates = _arrow_solve(factor, gain, schur, white, self.by_border.shift(site_shift))
-        white_mean = jnp.concatenate([white.reshape(-1), shared_white])
-        return BorderPosterior(self, site_precision, factor, gain, schur, white_mean, coordinates)
+        transpose = self.factor.mT
+        cross = self.by_border.cross(weighted, (block, position), self.precision)
+        factor = ArrowFactor.build(
+            ArrowMatrix(
+                self.precision + transpose @ gram @ self.factor,
+                cross.of(transpose @ cross.values),
+                self.shared_precision + self.by_border.gram(site_precision),
+            )
+        )
+        pulled = jnp.zeros(self.precision.shape[:2], self.factor.dtype)
+        pulled = pulled.at[block, position].add(self.values * site_shift[:, None])
+        side = (transpose @ pulled[..., None])[..., 0], self.by_border.shift(site_shift)
+        local, shared, half_square = factor.solution(*side)
+        return BorderPosterior(self, site_precision, factor, half_square, _joined(local, shared))
 
 
 @frozen_pytree
@@ -207,41 +211,38 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
 
     space: BorderSpace
     site_precision: Array
-    factor: Array
-    """:math:`R_b`, shape ``(b, n, n)``."""
-    gain: Array
-    """:math:`V_b`, shape ``(b, n, p)``."""
-    schur: Array
-    """Cholesky factor of :math:`S`, shape ``(p, p)``."""
-    white_mean: Array
-    """Shape ``(size,)``."""
+    factor: ArrowFactor
+    """Of the precision of the whitened unknowns."""
+    half_square: Array
     coordinates: Array
     """Shape ``(1, size)``."""
 
+    def half_square_of_mean(self) -> Array:
+        return self.half_square
+
     def row_variance(self) -> Array:
         space = self.space
-        return space.by_border.row_variance(space.values, space.places(), self._given_border(), self.schur)
+        return space.by_border.row_variance(space.values, space.places(), self.factor, space.factor)
 
     def covariance_product(self, gradient: Array) -> Array:
         """Posterior covariance of the coordinates times a gradient in them; both of shape ``(1, size)``.
 
         Cost: triangular solves with the factor at hand.
         """
-        local, shared = self.space.split(gradient[0])
-        white = solve_lower(self.factor, local[..., None])[..., 0]
-        return _arrow_solve(self.factor, self.gain, self.schur, white, shared)[1]
+        return _joined(*self.factor.solve(*self.space.split(gradient[0])))
 
     def log_volume(self) -> Array:
-        own = half_log_determinant(self.factor) + half_log_determinant(self.schur)
-        return self.space.half_log_determinant - own
+        return self.space.half_log_determinant - self.factor.half_log_determinant()
 
     def map_variance(self, design: Design, by_last: Array | None = None, most_numbers: int = _MOST_NUMBERS) -> Array:
         """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``; see :meth:`BorderSpace.build`.
 
         :param int most_numbers: of a matrix of rows with the border; more rows are taken some at a time.
         """
+        if by_last is None and isinstance(design, SparseRows) and design.columns.shape[1] == 1:
+            return design.values[:, 0] ** 2 * self._variances()[design.columns[:, 0]]
         given = self._moves()
-        size = max(1, most_numbers // max(1, len(self.schur)))
+        size = max(1, most_numbers // max(1, len(self.factor.schur)))
         if by_last is not None or isinstance(design, DenseDesign) or design.num_rows <= size:
             return self._variance(given, design, by_last)
 
@@ -256,14 +257,15 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
     def map_covariance(self, design: Design, by_last: Array | None = None) -> Array:
         """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
         covariance, local, moved = self._parts(self._moves(), design, by_last)
-        white = solve_lower(self.schur, moved.T)
+        white = solve_lower(self.factor.schur, moved.T)
         return covariance.map_covariance(local) + white.T @ white
 
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Exact draws of the unknowns by triangular solves, shape ``(num_samples, num_columns)``."""
         keys = random.split(rng_key)
-        shared = random.normal(keys[0], (len(self.schur), num_samples), self.schur.dtype)
-        return self._colour(random.normal(keys[1], (*self.factor.shape[:2], num_samples), self.factor.dtype), shared)
+        shape, dtype = self.space.precision.shape[:2], self.coordinates.dtype
+        shared = random.normal(keys[0], (len(self.factor.schur), num_samples), dtype)
+        return self._colour(random.normal(keys[1], (*shape, num_samples), dtype), shared)
 
     def from_white(self, white: Array) -> Array:
         """Unknowns made of as many standard normal numbers, one to one; both of shape ``(num_columns,)``."""
@@ -271,22 +273,26 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
         return self._colour(white.at[columns].get(mode="fill", fill_value=0.0)[..., None], white[shared][:, None])[0]
 
     def _colour(self, local: Array, shared: Array) -> Array:
-        shared = solve_upper(self.schur, shared)
-        local = jnp.moveaxis(solve_upper(self.factor, local - self.gain @ shared), -1, 0)
+        local, shared = self.factor.colour(local, shared)
+        local = jnp.moveaxis(local, -1, 0)
         deviation = jnp.concatenate([local.reshape(len(local), -1), shared.T], -1)
         return self.space.unknowns(self.coordinates + deviation[:, None])
 
-    def _given_border(self) -> tuple[Array, Array]:
-        """Conditional moments of the unknowns of each block given the border: their covariance, shape ``(b, n, n)``,
-        and minus their slopes in the whitened unknowns of the border, shape ``(b, n, p)``."""
-        root = solve_lower(self.factor, self.space.factor.swapaxes(-1, -2)).swapaxes(-1, -2)
-        return root @ root.swapaxes(-1, -2), root @ self.gain
+    def _variances(self) -> Array:
+        """Variances of all unknowns, shape ``(num_columns,)``, from the inverse where the precision has entries."""
+        space, inverse = self.space, self.factor.inverse()
+        local = jnp.sum((space.factor @ inverse.local) * space.factor, axis=-1)
+        if isinstance(space.by_border, BorderEntries):
+            return space.from_parts(local, jnp.diagonal(space.by_border.covariance(inverse.shared)))
+        factor = space.shared_factor
+        return space.from_parts(local, jnp.sum((factor @ inverse.shared) * factor, axis=-1))
 
     def _moves(self) -> tuple[BlockCovariance, Array]:
         """The covariance given the border, and how unknowns move with its whitened unknowns, ``(p, num_columns)``."""
         space = self.space
-        covariance, slope = self._given_border()
-        blocks = BlockCovariance(covariance, space.border.columns, space.home)
+        root = solve_lower(self.factor.factor, space.factor.mT).mT
+        slope = root @ self.factor.gain.dense()
+        blocks = BlockCovariance(root @ root.mT, space.border.columns, space.home)
         return blocks, space.from_parts(-jnp.moveaxis(slope, -1, 0), space.shared_factor.T)
 
     def _parts(
@@ -312,16 +318,12 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
         return quadratic_form(local, covariance) + self._variance_by_border(moved)
 
     def _variance_by_border(self, moved: Array) -> Array:
-        return jnp.sum((moved @ inverse_lower(self.schur).T) ** 2, axis=-1)
+        return jnp.sum((moved @ inverse_lower(self.factor.schur).T) ** 2, axis=-1)
 
 
-def _arrow_solve(factor: Array, gain: Array, schur: Array, white: Array, shared: Array) -> tuple[Array, Array]:
-    """Solution of an arrow system whose right-hand side in the blocks has been divided by their factor: the rest of the
-    right-hand side divided by the factor, shape ``(p,)``, and the solution, shape ``(1, size)``."""
-    shared_white = solve_lower(schur, (shared - jnp.einsum("bnp,bn->p", gain, white))[:, None])
-    solved = solve_upper(schur, shared_white)[:, 0]
-    local = solve_upper(factor, (white - gain @ solved)[..., None])[..., 0]
-    return shared_white[:, 0], jnp.concatenate([local.reshape(-1), solved])[None]
+def _joined(local: Array, shared: Array) -> Array:
+    """Coordinates ``(1, size)`` of parts ``(b, n)`` and ``(p,)``."""
+    return jnp.concatenate([local.reshape(-1), shared])[None]
 
 
 def _entries(design: SparseRows, slots: Array) -> tuple[Array, Array]:
