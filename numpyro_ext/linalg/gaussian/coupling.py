@@ -59,7 +59,9 @@ class Coupling:
             terms = jnp.sum(values * self.values, axis=1)
             return total.at[column[:, None], columns].add(terms, mode="drop")
 
-        return lax.fori_loop(0, columns.shape[1], add, jnp.zeros((self.size, self.size), self.values.dtype))
+        zeros = jnp.zeros((self.size, self.size), self.values.dtype)
+        found: Array = lax.fori_loop(0, columns.shape[1], add, zeros)
+        return found
 
     def times(self, x: Array) -> Array:
         """``V x`` for ``x`` of shape ``(p, m)``, as ``(b, n, m)``."""

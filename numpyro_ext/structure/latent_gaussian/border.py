@@ -66,8 +66,10 @@ def find_border(
     if cost <= overhead:
         return None
     unit = units(num_columns, coupled)
-    best, least = None, (cost - overhead) / 4.0
     num_rows = pattern.shape[0]
+    # without a border the pairs of entries are added to one matrix
+    cost += num_rows * min(_SCATTER_COST * float(pattern.shape[1]) ** 2, float(num_columns) ** 2)
+    best, least = None, (cost - overhead) / 3.0
     for is_shared, rest in _candidates(pattern, unit, priors.sites):
         size = int(is_shared.sum()) + num_inducing
         by_matrix = num_rows * float(size) ** 2 if num_rows * size <= _LARGEST_BORDER else np.inf
