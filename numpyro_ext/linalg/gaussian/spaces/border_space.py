@@ -1,10 +1,10 @@
 r"""Conditioning blocks of unknowns that are independent given a few shared ones, by elimination block after block.
 
 Groups of observations share their common coefficients, and nothing else. With whitened unknowns :math:`w_b` of block
-:math:`b` and :math:`w_0` of the border, the posterior precision is an arrow (:mod:`~..arrow`), whose Cholesky factor
-exists exactly when the posterior is proper, whatever the signs of the site precisions. In the posterior :math:`w_0` has
-the covariance :math:`S^{-1}`, and :math:`w_b = m_b - R_b^{-T} V_b (w_0 - m_0) + R_b^{-T} \xi_b` with independent
-:math:`\xi_b` of variance one.
+:math:`b` and :math:`w_0` of the border, the posterior precision is an arrow (:mod:`~..border.arrow`), whose Cholesky
+factor exists exactly when the posterior is proper, whatever the signs of the site precisions. In the posterior
+:math:`w_0` has the covariance :math:`S^{-1}`, and :math:`w_b = m_b - R_b^{-T} V_b (w_0 - m_0) + R_b^{-T} \xi_b` with
+independent :math:`\xi_b` of variance one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jax import Array, random
 
 from ...cholesky import inverse_lower, solve_lower
 from ...frozen_pytree import frozen_pytree
-from ..arrow import ArrowFactor, ArrowMatrix
 from ..block_diagonal import BlockCovariance, column_home, quadratic_form
-from ..border_rows import BorderEntries, BorderMatrix, BorderRows
+from ..border.arrow import ArrowFactor, ArrowMatrix
+from ..border.rows import BorderEntries, BorderMatrix, BorderRows
 from ..design import DenseDesign, Design, SparseRows
 from ..marginals import NotSequential, WhitenedPosterior
 from ..prior import PriorBlock

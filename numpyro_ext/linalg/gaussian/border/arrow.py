@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..cholesky import (
+from ...cholesky import (
     cholesky,
     gram_of_lower,
     half_log_determinant,
@@ -27,7 +27,7 @@ from ..cholesky import (
     solve_lower,
     solve_upper,
 )
-from ..frozen_pytree import frozen_pytree
+from ...frozen_pytree import frozen_pytree
 from .coupling import Coupling
 
 __all__ = ["ArrowFactor", "ArrowMatrix"]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from ..cholesky import inverse_lower, solve_lower
-from ..frozen_pytree import frozen_pytree
+from ...cholesky import inverse_lower, solve_lower
+from ...frozen_pytree import frozen_pytree
+from ..design import SparseRows
+from ..row_pairs import gram_of_rows, sum_pairs
 from .arrow import ArrowFactor
 from .coupling import Coupling
-from .design import SparseRows
-from .row_pairs import gram_of_rows, sum_pairs
 
 __all__ = ["BorderEntries", "BorderMatrix", "BorderRows"]
 

@@ -8,7 +8,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..frozen_pytree import frozen_pytree
+from ...frozen_pytree import frozen_pytree
 
 __all__ = ["Coupling"]
 

@@ -1,0 +1,1 @@
+"""Blocks of unknowns that share a few others: coefficients in these, couplings, and factors of the whole."""
