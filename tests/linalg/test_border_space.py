@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from numpyro_ext.linalg.cholesky import gram_of_lower, inverse_lower_in_blocks
 from numpyro_ext.linalg.gaussian.conditioning import choose_space, linear_gaussian
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
@@ -129,6 +130,14 @@ def test_variances_of_many_rows_some_at_a_time():
     rows = random_sparse(np.random.default_rng(8), 7, NUM_COLUMNS, 3)
     found = jax.jit(posterior.map_variance, static_argnums=2)(rows, None, 12)  # three rows at a time
     np.testing.assert_allclose(found, jnp.diagonal(posterior.map_covariance(rows)), rtol=1e-12)
+
+
+def test_inverse_of_a_large_matrix_by_halves():
+    size = 1100  # which is cut twice
+    factor = np.tril(0.02 * np.random.default_rng(0).normal(size=(size, size))) + np.eye(size)
+    root = inverse_lower_in_blocks(jnp.asarray(factor))
+    np.testing.assert_allclose(root @ factor, np.eye(size), atol=1e-12)
+    np.testing.assert_allclose(gram_of_lower(root), np.linalg.inv(factor @ factor.T), rtol=1e-9, atol=1e-12)
 
 
 def test_blocks_without_a_border():
