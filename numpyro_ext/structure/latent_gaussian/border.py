@@ -18,6 +18,8 @@ __all__ = ["BorderIndices", "find_border"]
 
 _SCATTER_COST = 32
 """Multiply-adds of a matrix product that cost as much as a scattered update."""
+_LEAST_LISTED = 8
+"""Unknowns of a border over those that a block meets at most, from which on the latter are listed."""
 _LARGEST_BORDER = 50_000_000
 """Numbers of the largest matrix of rows, or of blocks, with the unknowns of the border, 400 MB."""
 
@@ -133,7 +135,7 @@ def _met(
     label, found = np.repeat(label, repeats), by_head[starts + within]
     num_blocks = int(blocks.max()) + 1
     width = rounded_up(int(np.bincount(label, minlength=num_blocks).max(initial=1)))
-    if 2 * shared.size**2 < _SCATTER_COST * width**2:
+    if shared.size < _LEAST_LISTED * width:
         return None, None
     met = padded_groups(label, num_blocks, shared.size, members=found, width=width)
     codes = label * shared.size + found
