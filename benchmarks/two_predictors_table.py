@@ -253,8 +253,7 @@ def _kept(folder: Path | None, name: str, by: str) -> dict[str, Any]:
     """Result of :func:`measure` in a process without programs on disk, or what ``folder`` has of it."""
     path = None if folder is None else folder / f"{list(TASKS).index(name)}-{by}.json"
     if path is not None and path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+        return json.loads(path.read_text())
     found = in_own_process("two_predictors_table", "--one", name, "--by", by, environment={VARIABLE: "off"})
     found["load"] = os.getloadavg()[0]
     if path is not None:

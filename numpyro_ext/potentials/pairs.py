@@ -93,8 +93,7 @@ class PairPotential(VectorPotential):
         return value, jnp.stack([slopes[0], slopes[2]], -1), hessian
 
     def tilted_moments(self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike = 1.0) -> VectorTiltedMoments:
-        found: VectorTiltedMoments = _tilted_moments(self, jnp.asarray(mean), jnp.asarray(covariance), power)
-        return found
+        return _tilted_moments(self, jnp.asarray(mean), jnp.asarray(covariance), power)
 
     def chosen(self, rows: Array, num_factors: int) -> VectorPotential:
         """Factors with these numbers out of ``num_factors``, at most as many, of those that have own arguments."""

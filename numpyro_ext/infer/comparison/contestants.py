@@ -92,8 +92,7 @@ class Fitted(Contestant):
         jax.block_until_ready(self.engine.get_samples())
 
     def draws(self) -> dict[str, Array]:
-        found: dict[str, Array] = self.engine.get_samples()
-        return found
+        return self.engine.get_samples()
 
     def judge(self, rng_key: Array) -> None:
         found, value = self.engine.diagnostics, self.engine.log_evidence
@@ -137,8 +136,7 @@ class Chain(Contestant):
         jax.block_until_ready(self.engine.get_samples())
 
     def draws(self) -> dict[str, Array]:
-        found: dict[str, Array] = self.engine.get_samples()
-        return found
+        return self.engine.get_samples()
 
     def judge(self, rng_key: Array) -> None:
         chains = _real_chains(self.engine)
@@ -168,8 +166,7 @@ class Guided(Contestant):
         )
 
     def draws(self) -> dict[str, Array]:
-        found: dict[str, Array] = self._sites
-        return found
+        return self._sites
 
     def judge(self, rng_key: Array) -> None:
         losses = np.asarray(self._fit.losses)

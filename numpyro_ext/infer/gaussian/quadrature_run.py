@@ -159,8 +159,7 @@ class QuadratureRun(_NodeAnswers):
         """Quantiles of a site, shape ``(len(q), size)``; ``None`` if they are no function of one unknown each."""
         if self.reading.abstract_form.blocks.columns.shape[1] > 1:
             return None
-        found: Array | None = shared(_quantiles, self.reading, self.algorithm, name)(*self.inputs, jnp.asarray(q))
-        return found
+        return shared(_quantiles, self.reading, self.algorithm, name)(*self.inputs, jnp.asarray(q))
 
 
 def _quantiles(reading: LatentGaussianReading, algorithm: Algorithm, name: str) -> Callable[..., Array | None]:
@@ -179,8 +178,7 @@ def _quantiles(reading: LatentGaussianReading, algorithm: Algorithm, name: str) 
         places = jax.vmap(lambda density, p: inverse(*fine_density(density), p))(posterior.log_density.T[block], asked)
         nodes = jax.tree.map(lambda leaf: leaf[block], posterior.nodes)
         unknown = jax.vmap(nodes.at, 1)(places[:, :, None])[:, :, 0]
-        values: Array = value * unknown + offset
-        return values
+        return value * unknown + offset
 
     return jax.jit(compute)
 

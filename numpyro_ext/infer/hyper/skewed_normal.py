@@ -86,8 +86,7 @@ class SkewedNormal(NamedTuple):
         :param normal: points of normal variables, shape ``(n, d)``.
         """
         bent = self._bent(normal)[0] * np.exp(normal @ self.cross)
-        found: np.ndarray = self.scale * (bent + 0.5 * normal**2 @ self.cross.T) + self.shift
-        return found
+        return self.scale * (bent + 0.5 * normal**2 @ self.cross.T) + self.shift
 
     def design(self, normal: np.ndarray) -> Design:
         """Points of this density, and minus its logarithm there, without their number.

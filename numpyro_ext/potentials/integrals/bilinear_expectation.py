@@ -233,8 +233,7 @@ def expected_bilinear_value(potential: LogFactor, predictor: ProductPredictor) -
     """
     if predictor.is_certain:
         return potential.log_density(predictor.constant + jnp.sum(predictor.mean * predictor.partner, -1))
-    found: Array = in_chunks(_value, potential, _canonical(predictor))
-    return found
+    return in_chunks(_value, potential, _canonical(predictor))
 
 
 @functools.partial(expected_bilinear_value.defjvp, symbolic_zeros=True)

@@ -199,8 +199,7 @@ def integrate(
         """Make a value once, which XLA would compute anew for each of its uses if it knew that there are always some
         blocks."""
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make))
-        found: _Tree = jax.lax.cond(num_blocks > 0, make, lambda: zeros)
-        return found
+        return jax.lax.cond(num_blocks > 0, make, lambda: zeros)
 
     def evaluate(block: Array, values: Array) -> Array:
         place = block * _BLOCK + index
@@ -263,8 +262,7 @@ def in_chunks(integral: Callable[..., _Tree], potential: LogFactor, form: Canoni
 
     found = jax.lax.map(at, jnp.pad(order, (0, -num % length), mode="edge").reshape(-1, length))
     place = jnp.zeros_like(order).at[order].set(jnp.arange(num, dtype=order.dtype))
-    ordered: _Tree = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[place], found)
-    return ordered
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[place], found)
 
 
 def with_all_blocks(integral: Callable[..., _Tree], potential: LogFactor, form: Canonical) -> _Tree:

@@ -233,5 +233,4 @@ def mode_and_width(log_factor: Callable[[Array], Array], variance: Array) -> tup
         return jnp.where(is_of_use, center, 0.0), jnp.where(is_of_use, scale, widest)
 
     start = jnp.zeros_like(variance), widest
-    found: tuple[Array, Array] = jax.lax.fori_loop(0, 2, round_of, start)
-    return found
+    return jax.lax.fori_loop(0, 2, round_of, start)

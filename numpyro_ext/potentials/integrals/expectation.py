@@ -79,8 +79,7 @@ def expected_log_density(potential: LogFactor, mean: ArrayLike, variance: ArrayL
     terms = potential.logistic_terms()
     if terms is not None:
         return expected_logistic_terms(terms, expected_log_partition, mean, variance)
-    found: ExpectedLogDensity = _by_quadrature(potential, mean, variance)
-    return found
+    return _by_quadrature(potential, mean, variance)
 
 
 @jax.jit
@@ -88,8 +87,7 @@ def _by_quadrature(potential: LogFactor, mean: ArrayLike, variance: ArrayLike) -
     mean, variance = broadcast_to_factors(potential, mean, variance)
     if getattr(potential, "is_analytic", False):
         is_narrow = jnp.all((variance > 0.0) & (variance <= _WIDEST))
-        found: ExpectedLogDensity = jax.lax.cond(is_narrow, _in_the_strip, _on_panels, potential, mean, variance)
-        return found
+        return jax.lax.cond(is_narrow, _in_the_strip, _on_panels, potential, mean, variance)
     if not potential.is_smooth:
         return _on_panels(potential, mean, variance)
     sums, is_trusted = _on_even_nodes(potential, mean, variance, jnp.asarray(_STEP, mean.dtype), _REACH)

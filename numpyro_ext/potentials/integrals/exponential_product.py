@@ -210,5 +210,4 @@ def semidefinite_root(covariance: Array) -> Array:
         return rest - column[..., :, None] * column[..., None, :], root.at[..., :, j].set(column)
 
     _, root = jax.lax.fori_loop(0, size, eliminate, (covariance, jnp.zeros_like(covariance)))
-    found: Array = root
-    return found
+    return root

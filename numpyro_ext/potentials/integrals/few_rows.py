@@ -33,8 +33,7 @@ def for_few_rows(rule: Callable[[Array], _Result], is_needed: Array, found: _Res
     num_batches = -(-number // size)
 
     def chosen(new: _Result, old: _Result, needs: Array) -> _Result:
-        result: _Result = jax.tree.map(lambda new, old: jnp.where(_like(needs, new), new, old), new, old)
-        return result
+        return jax.tree.map(lambda new, old: jnp.where(_like(needs, new), new, old), new, old)
 
     def in_batches() -> _Result:
         if num_batches == 1:
@@ -46,16 +45,13 @@ def for_few_rows(rule: Callable[[Array], _Result], is_needed: Array, found: _Res
         def of_batch(rows: Array) -> _Result:
             held: _Result = jax.tree.map(lambda leaf: leaf[rows], found)
             needs = is_needed[rows]
-            result: _Result = lax.cond(jnp.any(needs), lambda: chosen(rule(rows), held, needs), lambda: held)
-            return result
+            return lax.cond(jnp.any(needs), lambda: chosen(rule(rows), held, needs), lambda: held)
 
         parts = lax.map(of_batch, batches)
         place = jnp.argsort(order)
-        result: _Result = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[place], parts)
-        return result
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[place], parts)
 
-    result: _Result = lax.cond(jnp.any(is_needed), in_batches, lambda: found)
-    return result
+    return lax.cond(jnp.any(is_needed), in_batches, lambda: found)
 
 
 def _like(mask: Array, array: Array) -> Array:

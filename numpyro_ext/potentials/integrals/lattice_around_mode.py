@@ -110,8 +110,7 @@ def lattice_moments(
     padded = jnp.concatenate([order, jnp.full((-number % _ROWS_AT_A_TIME,), order[-1])]).reshape(-1, _ROWS_AT_A_TIME)
     found = lax.map(lambda chosen: _found(derivatives, jax.tree.map(lambda x: x[chosen], rows), strip), padded)
     place = jnp.argsort(order)
-    moments: LatticeMoments = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[place], found)
-    return moments
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[place], found)
 
 
 class _Rows(NamedTuple):

@@ -59,8 +59,7 @@ def expected_log_partition(mean: ArrayLike, variance: ArrayLike) -> ExpectedLogD
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _moments(first: int, count: int, mean: Array, variance: Array) -> Array:
     """Expectations of the derivatives of orders ``first, first + 1, ...`` of the log-partition, stacked."""
-    found: Array = _evaluate(first, count, mean, variance)
-    return found
+    return _evaluate(first, count, mean, variance)
 
 
 @_moments.defjvp

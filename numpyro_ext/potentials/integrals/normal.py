@@ -115,8 +115,7 @@ def _excess(a: Array) -> tuple[Array, Array]:
     mean = inverse * _polynomial(_MEAN_COEFFICIENTS, t)
     variance = inverse * inverse * _polynomial(_VARIANCE_COEFFICIENTS, t)
     # Keeps XLA from evaluating the polynomials once more for every result that uses them.
-    found: tuple[Array, Array] = jax.lax.optimization_barrier((mean, variance))
-    return found
+    return jax.lax.optimization_barrier((mean, variance))
 
 
 def _half_square_exp(x: Array) -> Array:

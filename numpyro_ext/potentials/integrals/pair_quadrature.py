@@ -102,8 +102,7 @@ def tilted_moments(
 
     start = middle, jnp.sqrt(spread) / 3.0
     found = lax.scan(sweep, start, length=_NUM_PASSES)[1]
-    last: VectorTiltedMoments = jax.tree.map(lambda x: x[-1], found)
-    return last
+    return jax.tree.map(lambda x: x[-1], found)
 
 
 def _gaussian_slice(log_factor: Callable[[Array], Array], mean: Array, variance: Array) -> _Conditional:
@@ -134,8 +133,7 @@ def _quadrature_slice(log_factor: Callable[[Array], Array], mean: Array, varianc
 
     def slope_and_curvature(x: Array) -> tuple[Array, Array]:
         def first(x: Array) -> Array:
-            slope: Array = jax.jvp(log_factor, (x,), (ones,))[1]
-            return slope
+            return jax.jvp(log_factor, (x,), (ones,))[1]
 
         slope, curvature = jax.jvp(first, (x,), (ones,))
         return jnp.where(jnp.isfinite(slope), slope, 0.0), jnp.where(jnp.isfinite(curvature), curvature, 0.0)

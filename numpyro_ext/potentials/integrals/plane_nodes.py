@@ -259,8 +259,7 @@ def _around_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]], sta
         moved = _Climb(trial, height, step, jnp.ones_like(climb.length), curvature, is_there)
         stayed = climb._replace(length=0.3 * climb.length, is_there=is_there)
         takes = is_higher & ~climb.is_there
-        chosen: _Climb = jax.tree.map(lambda new, old: jnp.where(_like(takes, new), new, old), moved, stayed)
-        return chosen
+        return jax.tree.map(lambda new, old: jnp.where(_like(takes, new), new, old), moved, stayed)
 
     flat = jnp.zeros_like(start[:, 0])
     begin = _Climb(

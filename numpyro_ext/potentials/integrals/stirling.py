@@ -51,8 +51,7 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
 def _remainder_slope(x: Array) -> Array:
     z, far = _steps_from(x)
     steps = jnp.log1p(1.0 / z) - 0.5 * (1.0 / z + 1.0 / (z + 1.0))
-    slope: Array = jnp.sum(steps, axis=-1) + _long_series(far, 1)
-    return slope
+    return jnp.sum(steps, axis=-1) + _long_series(far, 1)
 
 
 @_remainder_slope.defjvp
@@ -75,8 +74,7 @@ def _long_series(x: Array, order: int) -> Array:
     total = jnp.full_like(x, terms[-1])
     for term in terms[-2::-1]:
         total = total * square + term
-    found: Array = total * inverse ** (order + 1)
-    return found
+    return total * inverse ** (order + 1)
 
 
 def log_rising_coefficient(count: Array, size: Array) -> Array:

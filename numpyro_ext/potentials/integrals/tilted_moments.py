@@ -97,8 +97,7 @@ def tilted_moments(
     :param bool only_log_z: whether derivatives are asked of ``log_z`` alone, which cost less: all else is then held.
     :return: tilted moments, of the broadcast shape of the factors, ``mean``, ``variance`` and ``power``.
     """
-    found: TiltedMoments = _tilted_moments(potential, mean, variance, power, num_nodes, only_log_z)
-    return found
+    return _tilted_moments(potential, mean, variance, power, num_nodes, only_log_z)
 
 
 @functools.partial(jax.jit, static_argnames=("num_nodes", "only_log_z"))
@@ -118,16 +117,14 @@ def _tilted_moments(
 
     def searched(potential: LogFactor, *arrays: Array) -> TiltedMoments:
         found, is_trusted = on_even_nodes(potential, *arrays, only_log_z=only_log_z)
-        chosen: TiltedMoments = jax.lax.cond(jnp.all(is_trusted), lambda *_: found, whole, potential, *arrays)
-        return chosen
+        return jax.lax.cond(jnp.all(is_trusted), lambda *_: found, whole, potential, *arrays)
 
     if arrays[0].dtype != jnp.float64:  # differences of values have no digits of curvatures
         return in_chunks(searched, potential, *arrays)
 
     def of_chunk(potential: LogFactor, *arrays: Array) -> TiltedMoments:
         found, is_trusted = on_few_nodes(potential, *arrays, only_log_z=only_log_z)
-        chosen: TiltedMoments = jax.lax.cond(jnp.all(is_trusted), lambda *_: found, searched, potential, *arrays)
-        return chosen
+        return jax.lax.cond(jnp.all(is_trusted), lambda *_: found, searched, potential, *arrays)
 
     return in_chunks(of_chunk, potential, *arrays)
 
@@ -161,8 +158,7 @@ def in_chunks(function: Callable[..., TiltedMoments], potential: LogFactor, *arr
         return of_chunk(jax.tree.unflatten(structure, parts), *chunk[1])
 
     pieces = [cut(leaf) for leaf, split in zip(leaves, is_split, strict=True) if split], [cut(x) for x in arrays]
-    found: TiltedMoments = jax.tree.map(lambda x: x.reshape(-1)[: shape[0]], jax.lax.map(one, pieces))
-    return found
+    return jax.tree.map(lambda x: x.reshape(-1)[: shape[0]], jax.lax.map(one, pieces))
 
 
 def _chunk_moments(
@@ -342,8 +338,7 @@ def tilted_moments_unless_wide(
     def of_chunk(potential: LogFactor, mean: Array, variance: Array) -> TiltedMoments:
         largest = widest(potential) if callable(widest) else widest
         is_narrow = jnp.all((variance > 0.0) & (variance <= largest))
-        found: TiltedMoments = jax.lax.cond(is_narrow, short, whole, potential, mean, variance)
-        return found
+        return jax.lax.cond(is_narrow, short, whole, potential, mean, variance)
 
     return in_chunks(of_chunk, potential, mean, variance)
 
@@ -373,14 +368,12 @@ def sum_over_nodes(
     def added(sums: tuple[Array, ...], node: Any) -> tuple[Array, ...]:
         if is_used is None:
             return with_node(sums, node)
-        found: tuple[Array, ...] = jax.lax.cond(is_used(node), with_node, lambda sums, _: sums, sums, node)
-        return found
+        return jax.lax.cond(is_used(node), with_node, lambda sums, _: sums, sums, node)
 
     def add(sums: tuple[Array, ...], node: Any) -> tuple[tuple[Array, ...], None]:
         return added(sums, node), None
 
-    found: tuple[Array, ...] = jax.lax.scan(add, zeros, nodes)[0]
-    return found
+    return jax.lax.scan(add, zeros, nodes)[0]
 
 
 def broadcast_to_factors(potential: LogFactor, mean: ArrayLike, variance: ArrayLike, *others: ArrayLike) -> list[Array]:

@@ -21,8 +21,7 @@ def with_site(
     of the cavity, and ``shrinkage``, minus its covariance with ``eta``, is one minus the ratio of the variances. These
     do not cancel for a factor that says little, but miss the jumps of a factor that has any.
     """
-    found: TiltedMoments = _with_site(log_z, shift, tilted_variance, slope, shrinkage, cavity)
-    return found
+    return _with_site(log_z, shift, tilted_variance, slope, shrinkage, cavity)
 
 
 @jax.jit  # traced once for all rules

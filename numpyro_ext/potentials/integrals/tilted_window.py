@@ -118,8 +118,7 @@ def _zoom(g: _LogDensity, lower: Array, upper: Array, num_rounds: int) -> Array:
         lower, upper, at_best = (jnp.take_along_axis(points, index, axis=0)[0] for index in beside)
         return lower, upper, at_best
 
-    at_best: Array = jax.lax.fori_loop(0, num_rounds, one_round, (lower, upper, lower))[2]
-    return at_best
+    return jax.lax.fori_loop(0, num_rounds, one_round, (lower, upper, lower))[2]
 
 
 def nearest_large(log_density: _LogDensity, start: Array) -> Array:
@@ -143,8 +142,7 @@ def nearest_large(log_density: _LogDensity, start: Array) -> Array:
             point, highest = jnp.where(is_larger, other, point), jnp.where(is_larger, value, highest)
         return point, highest
 
-    found: Array = jax.lax.fori_loop(0, distances.size, look, (start, height(start)))[0]
-    return found
+    return jax.lax.fori_loop(0, distances.size, look, (start, height(start)))[0]
 
 
 def two_pieces(log_density: _LogDensity, cavity: Cavity, power: Array, center: Array | None, drop: float) -> Piece:

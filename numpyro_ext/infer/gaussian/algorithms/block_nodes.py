@@ -72,8 +72,7 @@ def scattered(form: LatentGaussian, values: Array) -> Array:
 
 def _gathered(of_columns: Array, form: LatentGaussian) -> Array:
     """The inverse of :func:`scattered`, zero at padding."""
-    found: Array = jnp.append(of_columns, 0.0)[form.blocks.columns]
-    return found
+    return jnp.append(of_columns, 0.0)[form.blocks.columns]
 
 
 def _log_prior(form: LatentGaussian, e: Array) -> Array:
@@ -138,12 +137,11 @@ def find_nodes(form: LatentGaussian, start: BlockNodes) -> tuple[BlockNodes, Arr
             return length, short & is_short(length), count + 1
 
         length = jnp.full_like(value, _SHORTEST)
-        found: Array = lax.while_loop(
+        return lax.while_loop(
             lambda carry: jnp.any(carry[1]) & (carry[2] < _MOST_EXTENSIONS),
             grow,
             (length, is_short(length), jnp.asarray(0)),
         )[0]
-        return found
 
     dimension = center.shape[1]
     lower = jnp.stack([-end(axis, -1.0) for axis in range(dimension)], axis=1)
@@ -153,8 +151,7 @@ def find_nodes(form: LatentGaussian, start: BlockNodes) -> tuple[BlockNodes, Arr
 
 
 def _gradient(form: LatentGaussian, values: Array) -> Array:
-    found: Array = jax.grad(lambda x: jnp.sum(block_log_density(form, x)))(values)
-    return found
+    return jax.grad(lambda x: jnp.sum(block_log_density(form, x)))(values)
 
 
 def _hessian(form: LatentGaussian, values: Array) -> Array:

@@ -176,8 +176,7 @@ def _missing(
     products, lost = lax.fori_loop(0, count, chunk, start)
     cross = level.T @ products[1] @ by_node
     total = lost + level.T @ products[0] @ level + cross + cross.T + by_node.T @ products[2] @ by_node
-    found: Array = jnp.where(is_rough, number / size, 1.0) * total
-    return found
+    return jnp.where(is_rough, number / size, 1.0) * total
 
 
 def _products(tables: list[Array], level: Array, by_node: Array, nodes: Array, blocks: _Blocks) -> tuple[Array, Array]:

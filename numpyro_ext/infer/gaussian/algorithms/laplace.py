@@ -228,8 +228,7 @@ def _within_support(form: LatentGaussian, prior: LinearGaussian, coordinates: Ar
         found: Array = prior.condition(precision, shift - precision * form.offset).coordinates
         return jnp.where(jnp.all(jnp.isfinite(found)), found, coordinates)
 
-    chosen: Array = lax.cond(all_positive(form, eta), lambda: coordinates, search)
-    return chosen
+    return lax.cond(all_positive(form, eta), lambda: coordinates, search)
 
 
 def _has_constant_curvature(form: LatentGaussian) -> bool:

@@ -38,8 +38,7 @@ def joint_gradient(prior: LinearGaussian, coordinates: Array, slope: Array) -> A
     """Gradient of the log joint density in the coordinates, from the slopes of the log factors."""
     _, pull = jax.vjp(prior.predictor, coordinates)
     towards_prior = jax.grad(lambda at: 0.5 * prior.inner(at, at))(coordinates)
-    gradient: Array = pull(slope)[0] - towards_prior
-    return gradient
+    return pull(slope)[0] - towards_prior
 
 
 def _at_point(space: Space, form: LatentGaussian, coordinates: Array) -> tuple[Array, BorderPosterior]:
@@ -60,8 +59,7 @@ def _gradient_change(space: Space, form: Any, coordinates: Array, form_change: A
         prior = gaussian_prior(form, space)
         return joint_gradient(prior, coordinates, derivatives(form, prior.predictor(coordinates))[1])
 
-    change: Array = jax.jvp(gradient, (form,), (form_change,))[1]
-    return change
+    return jax.jvp(gradient, (form,), (form_change,))[1]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -66,8 +66,7 @@ class Quadrature(Algorithm):
     def block_log_evidence(self, form: LatentGaussian, state: BlockNodes, num_nodes: int) -> Array:
         """Log evidence of each block, but for a constant of all, shape ``(B,)``, with any number of nodes an axis."""
         terms = node_log_density(form, state, num_nodes)
-        found: Array = jax.nn.logsumexp(terms, axis=0) + state.log_cell(num_nodes)
-        return found
+        return jax.nn.logsumexp(terms, axis=0) + state.log_cell(num_nodes)
 
     def with_finer_rule(self, form: LatentGaussian, state: BlockNodes) -> tuple[Array, Array]:
         """Log evidence of each block as of :meth:`block_log_evidence`, by the rule and by one of more nodes an axis."""
@@ -102,5 +101,4 @@ def node_log_density(form: LatentGaussian, nodes: BlockNodes, num_nodes: int) ->
     def at(place: Array) -> Array:
         return block_log_density(form, nodes.at(place))
 
-    found: Array = lax.map(at, places, batch_size=batch_size)
-    return found
+    return lax.map(at, places, batch_size=batch_size)

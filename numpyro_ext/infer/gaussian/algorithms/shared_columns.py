@@ -224,8 +224,7 @@ class SharedColumns(Algorithm):
 
     def _rows(self, form: LatentGaussian, number: int, family: ColumnsOfFamily) -> Array:
         part = slice(family.first, family.first + family.number)
-        rows: Array = form.blocks.rows[:, part] - starts_of_families(form)[number]
-        return rows
+        return form.blocks.rows[:, part] - starts_of_families(form)[number]
 
     def _priors(self, form: LatentGaussian) -> _Priors:
         variance = jnp.concatenate([variance_of(block) for block in form.prior])[form.blocks.columns[:, 0]]
@@ -248,8 +247,7 @@ class _Priors(NamedTuple):
 def variance_of(block: Any) -> Array:
     """Variances of the unknowns of a prior block, which is diagonal."""
     assert isinstance(block, DiagonalPrior)  # as find_shared_columns has seen to
-    variance: Array = block.variance
-    return variance
+    return block.variance
 
 
 def starts_of_families(form: LatentGaussian) -> np.ndarray:
@@ -261,8 +259,7 @@ def _slopes(form: LatentGaussian, rows: Any) -> Array:
     """Sum of the entries of rows of the design, each of one block of one unknown."""
     design: Any = form.design
     entries = design.values if hasattr(design, "values") else design.matrix
-    found: Array = jnp.sum(entries[rows], axis=-1)
-    return found
+    return jnp.sum(entries[rows], axis=-1)
 
 
 def _grid(priors: _Priors) -> Grid:
@@ -290,11 +287,9 @@ def _log_probabilities(potential: Any, num_outcomes: int, eta: Array, parameters
     def of(outcome: Array) -> Array:
         label = jnp.broadcast_to(outcome, eta.shape[:1]).astype(labels.dtype)
         factors = dataclasses.replace(potential, **changes, **{field: label})
-        table: Array = jax.vmap(factors.log_density, in_axes=1, out_axes=1)(eta)
-        return table
+        return jax.vmap(factors.log_density, in_axes=1, out_axes=1)(eta)
 
-    found: Array = jax.vmap(of)(jnp.arange(num_outcomes))
-    return found
+    return jax.vmap(of)(jnp.arange(num_outcomes))
 
 
 def _at_rows(potential: object, rows: Array) -> dict[str, Array]:

@@ -94,8 +94,7 @@ def tilt(
         else _tilt_scalars(potential, _Rows(*family), power, only_log_z)
         for potential, family in zip(form.potentials, zip(*map(form.split_rows, rows), strict=True), strict=True)
     ]
-    tilted: Tilted = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
-    return tilted
+    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts)
 
 
 def _tilt_scalars(potential: Potential, rows: _Rows, power: ArrayLike, only_log_z: bool) -> Tilted:

@@ -123,8 +123,7 @@ class FittingPrograms:
 
     def form(self, hyper: dict[str, Array], data: object) -> LatentGaussian:
         """The form of the reading, which programs trace once."""
-        found: LatentGaussian = self._form(hyper, data)
-        return found
+        return self._form(hyper, data)
 
     def _form_at(self, data: object, fixed: dict[str, Array]) -> Callable[[Array], LatentGaussian]:
         """Function from unconstrained hyperparameters to the form."""
@@ -189,8 +188,7 @@ class FittingPrograms:
         with_gradient = () if self._marginals_fn is None else (np.asarray(True),)
 
         def objective(values: Array, state: object, tol: object = self._field_tol) -> Evaluation:
-            found: Evaluation = self.evaluate(data, fixed, values, state, tol, *with_gradient)
-            return found
+            return self.evaluate(data, fixed, values, state, tol, *with_gradient)
 
         return objective
 
@@ -205,8 +203,7 @@ class FittingPrograms:
     ) -> tuple[SearchState, Array]:
         """A chunk of a search, see :func:`~numpyro_ext.infer.hyper.search.search`."""
         if self._marginals_fn is None:
-            found: tuple[SearchState, Array] = self._search_alone(data, fixed, state, max_iterations, num_evaluations)
-            return found
+            return self._search_alone(data, fixed, state, max_iterations, num_evaluations)
         points, states = jax.tree.map(
             lambda leaf: np.zeros((POINTS_PER_CALL, *leaf.shape), leaf.dtype), (state.values, state.best.state)
         )
@@ -235,16 +232,14 @@ class FittingPrograms:
         where marginals are not asked for. Gradients may be zero where they are not.
         """
         if marginals_fn is not self._marginals_fn:
-            fits: PointFit = self._fits_alone(
+            return self._fits_alone(
                 data, fixed, points, num_points, states, tol, with_marginals, with_gradient, marginals_fn=marginals_fn
             )
-            return fits
         search = self.init_search(data, fixed, points[0], jax.tree.map(itemgetter(0), states))
         none: Any = np.asarray(2 * search.values.size + 1, np.int32)
         search = search._replace(is_searching=np.asarray(False), num_probes=none)  # type: ignore[arg-type]
         visits = Visits(points, states, num_points, tol, with_gradient)
-        found: PointFit = self._search_and_visit(data, fixed, search, visits, with_marginals, 0, 0)[2]
-        return found
+        return self._search_and_visit(data, fixed, search, visits, with_marginals, 0, 0)[2]
 
     def _visit(
         self,
@@ -294,8 +289,7 @@ class FittingPrograms:
             found = self.evaluate(data, fixed, values, state, tol, with_gradient)
             return self._point_fit(data, fixed, values, found, with_marginals, marginals_fn)
 
-        found: PointFit = at_each(at, (points, states), num_points)
-        return found
+        return at_each(at, (points, states), num_points)
 
     def _point_fit(
         self,
@@ -324,10 +318,7 @@ class FittingPrograms:
 
     def _solves(self, data: object, hyper: dict[str, Array], *, num_steps: int) -> tuple[Any, Any, Array]:
         """:meth:`_solve` from the start, for data of several data sets, stacked."""
-        found: tuple[Any, Any, Array] = jax.lax.map(
-            lambda one: self._solve(one, hyper, None, num_steps=num_steps), data
-        )
-        return found
+        return jax.lax.map(lambda one: self._solve(one, hyper, None, num_steps=num_steps), data)
 
     def _init_state(self, data: object, hyper: dict[str, Array]) -> object:
         return self._algorithm.init(self.form(hyper, data))
@@ -365,8 +356,7 @@ class FittingPrograms:
             start = jax.tree.map(jnp.asarray, self.init_search(data, fixed, values, state))
             return self._search(data, fixed, start, max_iterations, jnp.iinfo(jnp.int32).max, _LONGEST_TRACE)
 
-        found: tuple[SearchState, Array] = jax.lax.map(one, (data, values))
-        return found
+        return jax.lax.map(one, (data, values))
 
     def _search(
         self,

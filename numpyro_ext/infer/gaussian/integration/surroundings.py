@@ -116,8 +116,7 @@ class Surroundings(NamedTuple):
 
     def slopes(self, fits: PointFit) -> np.ndarray:
         """Gradients of the log density at points in these coordinates, shape ``(n, k)``."""
-        found: np.ndarray = np.asarray(fits.gradient)[:, self.space.integrable] @ self.factor
-        return found
+        return np.asarray(fits.gradient)[:, self.space.integrable] @ self.factor
 
     def fits_of(
         self,

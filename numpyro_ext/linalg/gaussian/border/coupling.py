@@ -60,8 +60,7 @@ class Coupling:
             return total.at[column[:, None], columns].add(terms, mode="drop")
 
         zeros = jnp.zeros((self.size, self.size), self.values.dtype)
-        found: Array = lax.fori_loop(0, columns.shape[1], add, zeros)
-        return found
+        return lax.fori_loop(0, columns.shape[1], add, zeros)
 
     def times(self, x: Array) -> Array:
         """``V x`` for ``x`` of shape ``(p, m)``, as ``(b, n, m)``."""

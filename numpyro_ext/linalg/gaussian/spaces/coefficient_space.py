@@ -111,8 +111,7 @@ class CoefficientSpace:
     def predictor(self, coordinates: Array) -> Array:
         """:math:`h = X w` of shape ``(num_rows,)`` for coordinates :math:`w` of shape ``(b, n)``."""
         if self.is_sparse:
-            found: Array = self.design.matvec(self.unknowns(coordinates))
-            return found
+            return self.design.matvec(self.unknowns(coordinates))
         return self.to_rows(jnp.einsum("bmn,bn->bm", self.matrix, coordinates))
 
     def unknowns(self, coordinates: Array) -> Array:
@@ -135,8 +134,7 @@ class CoefficientSpace:
     def sequential_row(self, i: int | Array) -> Array:
         """The ``i``-th row of :math:`X` of every block, shape ``(b, n)``."""
         if not self.is_sparse:
-            found: Array = self.matrix[:, i]
-            return found
+            return self.matrix[:, i]
         row = jnp.zeros((self.design.num_columns,), self.precision.dtype)
         row = row.at[self.design.columns[i]].add(self.design.values[i])
         return self.whitened.factor.apply_transpose(row)[None]

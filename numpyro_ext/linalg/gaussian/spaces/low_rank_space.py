@@ -186,8 +186,7 @@ class LowRankPosterior(NotSequential):
 
     def marginals(self) -> Marginals:
         """Moments of every predictor and the log partition function."""
-        found: Marginals = self.standard.marginals()
-        return found
+        return self.standard.marginals()
 
     def log_volume(self) -> Array:
         """Log of the volume relative to the prior's."""

@@ -51,8 +51,7 @@ class IndependentUnknowns(OneBlock):
 
     def predictor(self, coordinates: Array) -> Array:
         """Predictors of shape ``(num_rows,)`` for coordinates :math:`w` of shape ``(1, N)``."""
-        found: Array = self.design.matvec(self.unknowns(coordinates))
-        return found
+        return self.design.matvec(self.unknowns(coordinates))
 
     def unknowns(self, coordinates: Array) -> Array:
         """:math:`e` of shape ``(..., N)`` for ``w`` of shape ``(..., 1, N)``."""

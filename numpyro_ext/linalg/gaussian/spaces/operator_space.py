@@ -85,8 +85,7 @@ class OperatorPosterior(WhitenedPosterior, NotSequential):
         roots = inverse_lower_in_blocks(self.factor)
         missing = -len(roots) % _AT_A_TIME
         chunks = jnp.pad(roots, ((0, missing), (0, 0))).reshape(-1, _AT_A_TIME, len(roots))
-        total: Array = lax.scan(add, jnp.zeros((design.num_rows,), roots.dtype), chunks)[0]
-        return total
+        return lax.scan(add, jnp.zeros((design.num_rows,), roots.dtype), chunks)[0]
 
     def map_covariance(self, design: AnyDesign) -> Array:
         """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""

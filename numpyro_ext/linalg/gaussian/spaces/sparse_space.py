@@ -272,8 +272,7 @@ class SparsePosterior(_OnlyParallel):
         if first.size == 1:  # the whole diagonal is in every pattern
             return selected()
         all_found = jnp.all(is_found | ~is_needed)
-        variance: Array = lax.cond(all_found, selected, lambda: self._variance_by_solves(design))
-        return variance
+        return lax.cond(all_found, selected, lambda: self._variance_by_solves(design))
 
     def map_covariance(self, design: Design) -> Array:
         """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``, by solves.
@@ -313,8 +312,7 @@ class SparsePosterior(_OnlyParallel):
     @functools.cached_property
     def _inverse(self) -> Array:
         """Entries of ``inv(H + c S S^T)`` at the pattern, computed once for all that is asked of one posterior."""
-        found: Array = self.factor.selected_inverse()
-        return found
+        return self.factor.selected_inverse()
 
     def _corrected(self, variance: Array, design: SparseRows | DenseDesign) -> Array:
         """Variances of rows, from those without the low-rank parts of the covariance."""

@@ -254,8 +254,7 @@ class TouchedPosterior(NotSequential):
                 return total - seen @ gain[block] @ seen.T
 
             def visit(block: Array, total: Array, remove: Any = remove, before: int = before) -> Array:
-                found: Array = lax.cond(is_asked[before + block], remove, lambda block, total: total, block, total)
-                return found
+                return lax.cond(is_asked[before + block], remove, lambda block, total: total, block, total)
 
             total = lax.fori_loop(0, len(columns), visit, total)
             before += len(columns)
@@ -316,8 +315,7 @@ class TouchedPosterior(NotSequential):
                     number, places, weights = row
                     seen = prior.entries(columns[number][:, None], places) @ weights
                     seen = _touched(seen, *(part[number] for part in entries))
-                    found: Array = seen @ gain[number] @ seen
-                    return found
+                    return seen @ gain[number] @ seen
 
                 most = (
                     gain.shape[-1] * (gain.shape[-1] + entries[0].shape[-1]) + columns.shape[1] * design.values.shape[1]
@@ -338,8 +336,7 @@ def _touched(seen: Array, places: Array, values: Array) -> Array:
 
 def _one_by_one(function: Callable[..., Array], *parts: Array) -> Array:
     """A function of the arrays of each block, one after the other: see :mod:`~numpyro_ext.linalg.cholesky`."""
-    found: Array = lax.map(lambda block: function(*block), parts)
-    return found
+    return lax.map(lambda block: function(*block), parts)
 
 
 def _row_by_row(seen: Array, gain: Array) -> Array:
