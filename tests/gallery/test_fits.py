@@ -17,12 +17,13 @@ from . import GAUSSIAN, MODELS
 READ = [name for name, model in MODELS.items() if not model.refusal]
 # The others are long runs; these two guard the same promise.
 TIERS = {"milk_imputation": (), "rasch": pytest.mark.thorough}
+FACTORS = ("principal_components", "poisson_factors", "matrix_factorisation")
 # Fits that say that they did not converge, and why they cannot.
 NOT_CONVERGED = {
     # the quantile's loss has a kink, written out so that it is not known as one
     ("quantile_regression", "LaplaceApproximation"),
     # loadings that can be turned or change their sign: flat directions and several modes of their density
-    *((name, engine) for name in ("principal_components", "poisson_factors") for engine in GAUSSIAN.split()),
+    *((name, engine) for name in FACTORS for engine in GAUSSIAN.split()),
     # weights of a network, with two modes, and ten scales and correlations of four columns, hardly known by 12 rows:
     # no design of points follows their density, which the weights of further points tell
     *((name, engine) for name in ("small_network", "seemingly_unrelated_regressions") for engine in GAUSSIAN.split()),

@@ -85,10 +85,9 @@ class Engine(GaussianAnswers):
           density is quadratic on each side of the mode; elsewhere it leaves errors of hundredths in the log evidence
           and in the moments of the field (in standard deviations), and of a tenth or more in the standard deviations
           of skewed hyperparameters;
-        - ``"normal"``: 64 points of a nearly normal density, for any number of them; where the density is another
-          one a warning says so and the run has not converged. Of up to 128 of them it has the third derivatives of
-          the log density, but for those by three axes, for two fits and gradients each; location and width of each
-          axis are those that the gradients at 64 to 128 points tell, once or twice.
+        - ``"normal"``: 64 points of a nearly normal density, for any number of them. Up to 128 of them have its
+          skewness, from gradients at two points on each axis, and a location and width of each axis, from gradients
+          at 64 to 128 points. Where the density is another one a warning says so and the run has not converged.
 
         ``param`` sites, which have no prior, and given values stay what they are.
     :param options: those of every engine, see :class:`~numpyro_ext.infer.front.engine.BaseEngine`: ``field``,

@@ -58,7 +58,7 @@ class IntegratedRun(GaussianRun):
     marginals_fn: Callable[..., Any]
     is_strict: bool
     fits_in_one_pass: ClassVar[bool] = False
-    """Whether a fit of the field is one evaluation of all factors, so that many draws have many points."""
+    """True if a fit of the field is one evaluation of all factors, so that many draws have many points."""
 
     @cached_property
     def exploration(self) -> Exploration:

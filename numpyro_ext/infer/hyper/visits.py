@@ -29,7 +29,7 @@ class Visits(NamedTuple):
     tol: Any
     """Tolerance of the fits there."""
     with_gradient: bool | Array = False
-    """Whether gradients are computed there; else they may be zero."""
+    """True if gradients are computed there; else they may be zero."""
 
 
 def search_and_visit(

@@ -114,7 +114,7 @@ def _met(
     unit: np.ndarray,
     shared: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-    """What each block meets of the border, and the places of the entries of rows there; nothing if that is much.
+    """Unknowns of the border that each block meets, and the places of the entries of rows there; none if they are many.
 
     :param pattern: with a last column of ``-1``, where the slots of no entry lead.
     :param blocks: of each column, ``-1`` for those of the border and behind the last.

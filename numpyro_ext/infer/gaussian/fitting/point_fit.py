@@ -15,7 +15,7 @@ class PointFit(NamedTuple):
     objective: Array
     """Log evidence plus log prior density, as in the search."""
     gradient: Array
-    """Of the objective, by unconstrained hyperparameters, where it was asked for, shape ``(d,)``."""
+    """Gradient of the objective by unconstrained hyperparameters, where it was asked for, shape ``(d,)``."""
     log_evidence: Array
     state: Any
     converged: Array

@@ -212,7 +212,7 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
     space: BorderSpace
     site_precision: Array
     factor: ArrowFactor
-    """Of the precision of the whitened unknowns."""
+    """Factor of the precision of the whitened unknowns."""
     half_square: Array
     coordinates: Array
     """Shape ``(1, size)``."""
