@@ -36,7 +36,7 @@ ENGINES = {"EP": "EP", "Laplace": "LaplaceApproximation", "VG": "VariationalGaus
 SITES = ("level", "effects", "of_people", "of_questions", "questions", "people")
 NUM_WARMUP, NUM_SAMPLES = 400, 800
 PEOPLE_KEPT = 200
-"""Of people, whose moments stand in the results."""
+"""Number of people whose moments stand in the results."""
 Entry = dict[str, Any]
 
 

@@ -61,7 +61,7 @@ def problem(is_flat=False, is_signed=False, dtype=float, is_wide=False, is_liste
 
 
 def lists_of(columns, shared, design_columns, shared_slots):
-    """What each block meets of the border, in any order; of the pair 0 and 1 both or none."""
+    """Unknowns of the border that each block meets, in any order; of the pair 0 and 1 both or none."""
     met = [[] for _ in columns]
     entries = np.full(shared_slots.shape, -1)
     for row, slots in enumerate(shared_slots):

@@ -83,7 +83,7 @@ def tilted_moments(
     The nodes are held fixed under differentiation, so that derivatives in the cavity, the power and the parameters of
     the potential are those of the integral. What cannot be integrated is ``nan``.
 
-    Cost: about 250 evaluations of the log density for log-concave factors, 130 to 450 for other smooth ones, and 1500
+    Cost: about 250 evaluations of the log density for log-concave factors, 47 to 450 for other smooth ones, and 1500
     more where these were not trusted (of which some with the slope); memory of about 20 arrays (200 for others) of the
     size of the result.
 
