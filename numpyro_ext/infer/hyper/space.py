@@ -186,7 +186,7 @@ class UnconstrainedSpace:
 
 
 def _standard_errors(space: UnconstrainedSpace) -> Callable[..., dict[str, tuple[Array, Array]]]:
-    def errors(vector: Array, covariance: Array) -> dict[str, tuple[Array, Array]]:
+    def standard_errors(vector: Array, covariance: Array) -> dict[str, tuple[Array, Array]]:
         out = {}
         for name, value in space.unpack_unconstrained(vector).items():
             block = covariance[space.slices[name], space.slices[name]]
@@ -197,4 +197,4 @@ def _standard_errors(space: UnconstrainedSpace) -> Callable[..., dict[str, tuple
             out[name] = (constrained, jnp.sqrt(jnp.diagonal(block)).reshape(value.shape))
         return out
 
-    return quick_jit(errors, is_small=True)
+    return quick_jit(standard_errors, is_small=True)
