@@ -19,7 +19,7 @@ from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap
 from ..front.answers.sites import PosteriorSites, SitePosterior
 from .algorithms.algorithm import Algorithm
-from .algorithms.node_density import fine_density, inverse
+from .algorithms.node_density import quantiles
 from .algorithms.node_posterior import NodePosterior
 from .integrated_run import IntegratedRun
 from .run import GaussianRun, Point
@@ -175,7 +175,7 @@ def _quantiles(reading: LatentGaussianReading, algorithm: Algorithm, name: str) 
         numbers = jnp.arange(form.blocks.columns.shape[0])
         block = jnp.zeros((form.num_columns,), int).at[form.blocks.columns[:, 0]].set(numbers)[column]
         asked = jnp.where(value[:, None] >= 0.0, q, 1.0 - q)
-        places = jax.vmap(lambda density, p: inverse(*fine_density(density), p))(posterior.log_density.T[block], asked)
+        places = jax.vmap(quantiles)(posterior.log_density.T[block], asked)
         nodes = jax.tree.map(lambda leaf: leaf[block], posterior.nodes)
         unknown = jax.vmap(nodes.at, 1)(places[:, :, None])[:, :, 0]
         return value * unknown + offset

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["draw_places", "fine_density", "inverse"]
+__all__ = ["draw_places", "quantiles"]
 
 _FINER = 8
 """Fine steps in a step of a lattice."""
@@ -47,37 +47,39 @@ def _weights_at(place: Array, num_nodes: int) -> Array:
     return jnp.zeros((num_nodes,), place.dtype).at[first.astype(int) + nodes].set(jnp.stack(parts))
 
 
-def fine_density(log_density: Array) -> tuple[Array, Array]:
-    """A density on fine steps, up to a factor, and its distribution function.
+def quantiles(log_density: Array, probability: Array) -> Array:
+    """Places at which the distribution function of a density has given values, from zero to one along the axis.
+
+    The step of the lattice is found by the masses of steps, and then the fine step inside it, so that nothing is summed
+    up over all fine steps.
 
     :param log_density: at the nodes of an axis, shape ``(n,)``, of any constant.
-    :return: arrays of shape ``(8 (n - 1) + 1,)``; the last element of the second is one.
-    """
-    log_density = jnp.maximum(log_density - jnp.max(log_density), _LEAST)
-    density = jnp.exp(jnp.asarray(_to_fine(log_density.shape[0]), log_density.dtype) @ log_density)
-    mass = jnp.append(0.0, jnp.cumsum(0.5 * (density[1:] + density[:-1])))
-    return density, mass / mass[-1]
-
-
-def inverse(density: Array, mass: Array, probability: Array) -> Array:
-    """Places at which a distribution function has given values, from zero to one along the axis.
-
-    :param density: and ``mass``: of :func:`fine_density`.
     :param probability: inside (0, 1), of any shape.
+    :return: places, of the shape of the probabilities.
     """
-    cell = jnp.clip(jnp.searchsorted(mass, probability) - 1, 0, mass.size - 2)
-    left, right = density[cell], density[cell + 1]
-    share = (probability - mass[cell]) / jnp.maximum(mass[cell + 1] - mass[cell], jnp.finfo(mass.dtype).tiny)
+    num_steps = log_density.shape[0] - 1
+    log_density = jnp.maximum(log_density - jnp.max(log_density), _LEAST)
+    density = jnp.exp(jnp.asarray(_to_fine(num_steps + 1), log_density.dtype) @ log_density)
+    ends = density[::_FINER]
+    inner = jnp.sum(density[:-1].reshape(num_steps, _FINER), 1)
+    mass = jnp.append(0.0, jnp.cumsum(inner + 0.5 * (ends[1:] - ends[:-1])))
+    wanted = probability * mass[-1]
+    step = jnp.clip(jnp.searchsorted(mass, wanted) - 1, 0, num_steps - 1)
+    wanted = wanted - mass[step]
+
+    fine = density[step[..., None] * _FINER + np.arange(_FINER + 1)]
+    masses = jnp.cumsum(0.5 * (fine[..., 1:] + fine[..., :-1]), -1)
+    cell = jnp.sum(masses[..., :-1] < wanted[..., None], -1)
+
+    def at(values: Array, index: Array) -> Array:
+        return jnp.take_along_axis(values, index[..., None], -1)[..., 0]
+
+    left, right = at(fine, cell), at(fine, cell + 1)
+    wanted = wanted - jnp.where(cell == 0, 0.0, at(masses, jnp.maximum(cell - 1, 0)))
     # the density is linear inside a cell: of the two forms of the root the one that subtracts nothing
-    wanted = share * 0.5 * (left + right)
-    inside = (
-        2.0
-        * wanted
-        / jnp.maximum(
-            left + jnp.sqrt(jnp.maximum(left**2 + 2.0 * (right - left) * wanted, 0.0)), jnp.finfo(mass.dtype).tiny
-        )
-    )
-    return (cell + jnp.clip(inside, 0.0, 1.0)) / (mass.size - 1)
+    root = left + jnp.sqrt(jnp.maximum(left**2 + 2.0 * (right - left) * wanted, 0.0))
+    inside = 2.0 * wanted / jnp.maximum(root, jnp.finfo(mass.dtype).tiny)
+    return (step * _FINER + cell + jnp.clip(inside, 0.0, 1.0)) / (num_steps * _FINER)
 
 
 def draw_places(log_density: Array, uniform: Array) -> Array:
@@ -88,10 +90,10 @@ def draw_places(log_density: Array, uniform: Array) -> Array:
     :return: places from zero to one along each axis, shape ``(num_samples, D)``.
     """
     if log_density.ndim == 1:
-        return inverse(*fine_density(log_density), uniform[:, 0])[:, None]
+        return quantiles(log_density, uniform[:, 0])[:, None]
     num_nodes = log_density.shape[0]
     others = tuple(range(1, log_density.ndim))
-    first = inverse(*fine_density(jax.nn.logsumexp(log_density, axis=others)), uniform[:, 0])
+    first = quantiles(jax.nn.logsumexp(log_density, axis=others), uniform[:, 0])
     floored = jnp.maximum(log_density - jnp.max(log_density), _LEAST)
 
     def rest(place: Array, numbers: Array) -> Array:
