@@ -33,6 +33,7 @@ def run(folder):
     return int(done.stdout)
 
 
+@pytest.mark.thorough
 def test_next_process_reads_what_the_last_one_compiled(tmp_path):
     folder = tmp_path / "made" / "here"
     assert run(folder) == 0

@@ -19,5 +19,5 @@ def thorough(*cases: Any) -> list[Any]:
 def few(cases: Iterable[Any], number: int) -> list[Any]:
     """Some of many cases by default, spread evenly over their order, and all others thorough."""
     cases = list(cases)
-    chosen = {round(i * (len(cases) - 1) / (number - 1)) for i in range(number)}
+    chosen = {round(i * (len(cases) - 1) / max(number - 1, 1)) for i in range(number)}
     return [part for i, case in enumerate(cases) for part in ([case] if i in chosen else thorough(case))]

@@ -21,6 +21,7 @@ from numpyro_ext.infer.rows.posteriors import (
 )
 from numpyro_ext.potentials import BoundedPotential, LogitPotential, SoftmaxPotential, logistic_bound
 from numpyro_ext.potentials.families.stick_breaking import stick_breaking_labels
+from tests.tiers import few
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 FACTORS = json.loads((REFERENCE / "khan_lgm_small.json").read_text())["bfa"]
@@ -83,7 +84,7 @@ def sobol_normal(size, power):
 # --- factor analysis of a small table: the bound along EM
 
 
-@pytest.mark.parametrize("bound", ["B", "J"])
+@pytest.mark.parametrize("bound", few(["B", "J"], 1))
 def test_trace_of_binary_factor_analysis(bound):
     rows = binary_factors(FACTORS["Y"], bound, 2)
     np.testing.assert_allclose(rows.loadings, FACTORS["W_init"], atol=1e-12)

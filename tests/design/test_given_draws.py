@@ -145,6 +145,7 @@ def test_labels_at_new_inputs_given_draws_of_the_field():
         np.testing.assert_allclose(expected_information_gain(draws, new)["y"], entropy - conditional, atol=1e-7)
 
 
+@pytest.mark.thorough
 def test_batches_of_labels_at_new_inputs():
     new = np.array([0.5, 2.0])
     draws = draws_of({"length": LENGTHS, "f": FIELDS}, model=labels_of_curve, weights=WEIGHTS, args=(X, LABELS))
@@ -166,6 +167,7 @@ def test_batches_of_labels_at_new_inputs():
     assert {candidate.place for candidate in batch} == {0, 1}
 
 
+@pytest.mark.thorough
 def test_batches_with_gaussian_noise_given_draws():
     """Without uncertainty of hyperparameters log determinants by dense algebra; of hyperparameters alone nothing."""
     new = np.array([0.5, 2.0, 2.05])
@@ -210,6 +212,7 @@ def intercepts(group, num_groups, y=None):
     numpyro.sample("y", dist.Poisson(jnp.exp(start + u[group])), obs=y)
 
 
+@pytest.mark.thorough
 def test_counts_of_new_groups_given_draws_of_the_others():
     generator = np.random.default_rng(0)
     drawn = {
@@ -238,6 +241,7 @@ def bumpy_labels(x, y=None, num_bumps=0):
     numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
+@pytest.mark.thorough
 def test_coefficients_whose_priors_are_not_gaussian_stay_as_drawn():
     generator = np.random.default_rng(0)
     shift, steps, new = generator.normal(size=4), 9.0 * generator.normal(size=(4, 2)), np.array([0.5, 2.0])
@@ -367,6 +371,7 @@ def two_kinds(x, y, z, seen, asked):
         numpyro.sample("z", dist.Bernoulli(probs=norm.cdf(slope * x)), obs=z)
 
 
+@pytest.mark.thorough
 def test_answers_that_have_not_been_seen_may_be_of_any_kind():
     x, y = np.array([1.0, -2.0, 3.0]), np.array([0.8, -1.0, 0.0])
     args = x, y, np.zeros(3, int), np.array([True, True, False]), np.zeros(3, bool)

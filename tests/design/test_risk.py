@@ -126,6 +126,7 @@ def test_the_one_step_update_ranks_as_refits_do():
     assert np.min(found) >= 0.95, np.sort(found)
 
 
+@pytest.mark.thorough
 def test_what_has_no_risk_is_said():
     args, _ = pool_of(PROBLEMS["tiny"])
     engine = fitted(args)

@@ -229,6 +229,7 @@ def test_samplers_and_guides_are_sources():
     np.testing.assert_allclose(*both, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_asked_is_said(linear):
     engine, _ = fitted("tiny", "EP")
     one, args = draws_of({"f": jnp.zeros((1, 7))}, model=classifier), pool_of(PROBLEMS["tiny"])[0]
@@ -283,6 +284,7 @@ def test_errors_of_predictions(linear):
     assert outlook.error(places, np.where(wrong, 1 - guess, guess)) == 1.0 / len(guess)
 
 
+@pytest.mark.thorough
 def test_a_permutation_of_candidates_permutes_scores():
     engine, number = fitted("n8_2d", "EP")
     args, _ = pool_of(PROBLEMS["n8_2d"])
@@ -332,6 +334,7 @@ def test_scores_in_both_precisions():
     jax.block_until_ready(engine.get_samples())
 
 
+@pytest.mark.thorough
 def test_vectors_whose_coordinates_depend_on_each_other_are_no_candidates():
     """Their factors are whitened coordinates, which nobody sees."""
 

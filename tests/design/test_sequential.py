@@ -87,6 +87,7 @@ def test_a_hundred_observations_are_a_fit_from_scratch(kind):
     np.testing.assert_allclose(design.log_evidence, engine.log_evidence, atol=1e-7)
 
 
+@pytest.mark.thorough
 def test_the_order_of_observations_does_not_matter(walked):
     other = SequentialDesign(fitted(EP, FIRST), predictive_entropy)
     places = walked.history["place"].values.tolist()
@@ -225,6 +226,7 @@ def interrupt(*args, **kwargs):
     raise KeyboardInterrupt
 
 
+@pytest.mark.thorough
 def test_placeholders_that_are_no_values_do_not_hide_the_observations():
     engine = EP(classifier, progress_bar=False)
     engine.run(random.key(0), X, np.where(FIRST, LABELS, np.nan), FIRST)
@@ -261,6 +263,7 @@ def test_a_design_goes_on_from_a_file_and_from_a_pickle(tmp_path):
         SequentialDesign.load(tmp_path / "design.npz", design.engine)
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_observed_is_said(walked):
     engine = fitted(EP, FIRST)
     design = SequentialDesign(engine, random_scores)

@@ -173,6 +173,7 @@ def test_pools_and_new_arguments_are_sources(classifier):
         np.testing.assert_allclose(wanted[~SEEN], expected[~SEEN], atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_what_has_no_references_is_said(regression, classifier):
     everything, heavy = fitted(seen=np.ones(NUM, bool)), fitted("heavy")
     draws = draws_of({"f": np.zeros((3, NUM))}, model=field)

@@ -40,6 +40,7 @@ def ordinal_tables(item, users):
     return np.diff(np.maximum.accumulate(below, axis=1), axis=1)
 
 
+@pytest.mark.thorough
 def test_ordered_ratings_of_a_new_user():
     """Entropies given the vector by points and by quadrature; the reference takes the first entropy from moments."""
     mean, variance = np.array(ORDINAL["user_mean"]), np.array(ORDINAL["user_var"])
@@ -140,6 +141,7 @@ def test_items_are_integrated_out(kind, family):
             assert abs(found - expected) < 4.0 * error + bias + 1e-6
 
 
+@pytest.mark.thorough
 def test_what_vectors_cannot_be_in_focus_is_said():
     engine = fitted(BilinearEP, "probit")
     assert np.all(

@@ -12,6 +12,7 @@ from scipy.stats import laplace
 from numpyro_ext.distributions import AnalysisPrior, HiddenMarkovTree
 from numpyro_ext.linalg import from_matrix, shifted_transforms, wavelet_transform
 from numpyro_ext.potentials import Forest
+from tests.tiers import few
 
 TURN = np.array([[1.0, 1.0], [1.0, -1.0]]) / np.sqrt(2.0)
 FRAME = from_matrix(np.concatenate([np.eye(2), TURN]))
@@ -33,7 +34,7 @@ def test_density_is_a_power_of_that_of_the_coefficients():
 TREE = HiddenMarkovTree(Forest.from_parents([-1, 0, -1, 2]), dist.Laplace(0, 0.3), dist.Laplace(0, 1))
 
 
-@pytest.mark.parametrize("prior", [LAPLACE, TREE])
+@pytest.mark.parametrize("prior", few([LAPLACE, TREE], 1))
 def test_geometric_means_of_densities_integrate_to_at_most_one(prior):
     points, cell = grid(12.0, 801)
     total = cell * jnp.sum(jnp.exp(AnalysisPrior(FRAME, prior, 0.5).log_prob(jnp.asarray(points))))

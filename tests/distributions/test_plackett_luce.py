@@ -122,6 +122,7 @@ def test_samples_agree_with_the_variational_posterior():
     np.testing.assert_allclose(run.posterior["strength"].mean, draws.mean(0), atol=0.1)
 
 
+@pytest.mark.thorough
 def test_rankings_under_a_mask_may_hold_anything():
     def model(kept, num_ranked, rankings):
         strength = numpyro.sample("strength", dist.Normal(0.0, 1.0).expand([4]).to_event(1))

@@ -385,6 +385,7 @@ def test_rounding_of_many_people_is_no_fault_of_the_nodes():
     assert engine._run.algorithm.num_nodes == 73 and not engine.diagnostics.messages
 
 
+@pytest.mark.thorough
 def test_predictors_that_are_constant_stand_beside_the_others_of_their_answer():
     """The first category has predictor zero for all people: a row that sees none of them."""
     rng = np.random.default_rng(0)

@@ -12,6 +12,7 @@ from numpyro_ext.linalg.gaussian.prior import CovariancePrior
 from numpyro_ext.linalg.solvers.anderson import extrapolated, no_history, remember
 from numpyro_ext.potentials import ProbitPotential, RectifiedLinearPoissonPotential
 from tests.infer.gaussian_forms import identity, kernel, make_form
+from tests.tiers import few
 
 SIZE = 6
 MATRIX = np.diag([0.9, 0.7, 0.5, 0.3, 0.1, 0.0])  # of a steady iteration, its slowest direction a digit in 22 steps
@@ -81,10 +82,13 @@ def process(potential, scale=3.0):
 
 @pytest.mark.parametrize(
     "potential",
-    [
-        ProbitPotential(jnp.where(jnp.arange(NUM) % 20 < 10, 1.0, 0.0)),
-        RectifiedLinearPoissonPotential(jnp.where(jnp.arange(NUM) % 20 < 10, 3.0, 0.0), 1.0, 0.0),
-    ],
+    few(
+        [
+            ProbitPotential(jnp.where(jnp.arange(NUM) % 20 < 10, 1.0, 0.0)),
+            RectifiedLinearPoissonPotential(jnp.where(jnp.arange(NUM) % 20 < 10, 3.0, 0.0), 1.0, 0.0),
+        ],
+        1,
+    ),
     ids=["probit", "rectified"],
 )
 def test_sweeps_are_fewer_and_end_at_the_same_point(potential):

@@ -112,6 +112,7 @@ def flat(y):
     numpyro.sample("y", dist.Bernoulli(logits=level), obs=y)
 
 
+@pytest.mark.thorough
 def test_refusals():
     y = jnp.array(1)
     with pytest.raises(ValueError, match="give a value for 'scale'"):

@@ -133,6 +133,7 @@ def test_going_on():
         fit_batches(make_engine(), jax.random.key(1), batches, over="w", init_state=first.last_state, **SIZES)
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_fitted_in_batches():
     batches = make_batches()
     engine, key = make_engine(), jax.random.key(0)

@@ -25,6 +25,7 @@ from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
 from numpyro_ext.potentials.integrals.exponential_product import log_expected_exp_product
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 from tests.infer.bilinear_forms import REFERENCE, factorisation, reference_problem, synthetic_counts
+from tests.tiers import few
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 BOTH = pytest.mark.float32
@@ -63,8 +64,11 @@ def test_values_of_the_reference(families, value):
     np.testing.assert_allclose(got, found[value[0]][value[1]], rtol=1e-12 if got.dtype == np.float64 else 1e-5)
 
 
+@pytest.mark.thorough
 @needs_float64
-@pytest.mark.parametrize("method, family, names", [("VB", "full", ("A", "B")), ("MF", "diagonal", ("Avar", "Bvar"))])
+@pytest.mark.parametrize(
+    "method, family, names", few([("VB", "full", ("A", "B")), ("MF", "diagonal", ("Avar", "Bvar"))], 1)
+)
 def test_gradients_of_the_reference(method, family, names):
     form, found = reference_problem()
     rows, columns = blocks_of(found, (family, family))
@@ -103,6 +107,7 @@ def test_the_optimum_of_one_side_is_unique(method, family):
         np.testing.assert_allclose(bound(form, block, columns), expected["bound"], rtol=1e-12)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_one_cell_against_the_exact_evidence():
     cases = json.loads((REFERENCE / "ko-pmf-bounds.json").read_text())["evidence_D1"]
@@ -270,6 +275,7 @@ def test_points_are_gaussians_without_spread():
         np.testing.assert_allclose(got, expected, rtol=1e-9)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_the_gauge_step_raises_the_bound_and_leaves_the_data_alone():
     form, found = reference_problem()
@@ -302,6 +308,7 @@ def test_an_infeasible_start_is_legal():
     np.testing.assert_allclose(1.0 - margin_of(form, state), exact, rtol=1e-10)
 
 
+@pytest.mark.thorough
 @BOTH
 def test_rows_without_cells_and_cells_without_weight():
     """A cell without weight is no cell, and a vector without cells keeps its prior."""
@@ -320,8 +327,9 @@ def test_rows_without_cells_and_cells_without_weight():
     np.testing.assert_allclose(state.rows.covariance[40:], 1.0, rtol=0.05)
 
 
+@pytest.mark.thorough
 @needs_float64
-@pytest.mark.parametrize("family, best", [("full", -1115.66), ("diagonal", -1120.09)])
+@pytest.mark.parametrize("family, best", few([("full", -1115.66), ("diagonal", -1120.09)], 1))
 def test_synthetic_counts(family, best):
     """Monotone, close to the best bound known, and at a point where the gauge equation holds."""
     train, _ = synthetic_counts()

@@ -70,6 +70,7 @@ def test_what_a_run_reports(fitted, capsys):
     assert point.mean == fitted.hyper["row_scale"].value and point.sd == 0.0 and "a point" in repr(point)
 
 
+@pytest.mark.thorough
 def test_several_starts_by_default():
     """A start that ends five nats below another, converged: by default it is not the only one."""
     scales = {**SCALES, "row_scale": 1.2}
@@ -115,6 +116,7 @@ def test_marginals_and_draws(fitted):
     np.testing.assert_allclose(energy[0], -joint, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_interoperation(fitted):
     draws = fitted.get_samples()
     replicated = Predictive(poisson_factorization, draws)(random.key(1), ROWS, COLS, **SIZES)["counts"]
@@ -125,6 +127,7 @@ def test_interoperation(fitted):
     assert arviz_data.posterior["w"].shape == (4, 100, R, K)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_predictions_of_counts_against_quadrature():
     """Log probabilities by nested quadrature; the error of draws of one side is read off eight repetitions."""
@@ -141,6 +144,7 @@ def test_predictions_of_counts_against_quadrature():
         assert_close_means(np.exp(found), np.exp(case["logp"]))
 
 
+@pytest.mark.thorough
 def test_predictive_of_new_cells_and_of_masked_ones(fitted):
     chosen = slice(0, 5)
     found = fitted.log_predictive(ROWS[chosen], COLS[chosen], COUNTS[chosen], num_samples=2000, **SIZES)["counts"]
@@ -165,6 +169,7 @@ def test_predictive_mean_exists_in_the_cells_of_the_fit(fitted):
     assert np.median(close) < 0.1
 
 
+@pytest.mark.thorough
 def test_what_is_expected_of_cells_needs_no_observations(fitted):
     rows, cols = np.array([0, 3]), np.array([1, 2])
     given = fitted.predictive_mean(rows, cols, np.array([5, 0]), **SIZES)["counts"]
@@ -258,6 +263,7 @@ def test_interruption_leaves_a_usable_state(fitted, monkeypatch):
     np.testing.assert_allclose(engine.log_evidence, fitted.log_evidence, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_killed_run_goes_on_from_its_checkpoint(fitted, monkeypatch, tmp_path):
     """Death after the sixth sweep, and in the middle of writing the seventh: the file is that of the sixth."""
     programs, path = fitted._run.programs, tmp_path / "state"

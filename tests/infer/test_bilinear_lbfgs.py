@@ -14,6 +14,7 @@ from numpyro_ext.infer.bilinear.algorithms.schedules import loop
 from numpyro_ext.infer.bilinear.algorithms.steps import lbfgs_side
 from numpyro_ext.models import poisson_factorization
 from tests.infer.bilinear_forms import reference_problem
+from tests.tiers import few
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 take_step = jax.jit(lbfgs_side)
@@ -28,7 +29,7 @@ def reference_blocks(found, family):
 
 
 @needs_float64
-@pytest.mark.parametrize("method, family", [("VB", "full"), ("MF", "diagonal")])
+@pytest.mark.parametrize("method, family", few([("VB", "full"), ("MF", "diagonal")], 1))
 def test_the_unique_optimum_of_one_side(method, family):
     form, found = reference_problem()
     expected = found[method]["user_block_optimum"]

@@ -21,6 +21,7 @@ from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
 from numpyro_ext.structure import ModelStructureError
 from numpyro_ext.structure.bilinear.background import Background
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
+from tests.tiers import few
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 R, C, EXPOSURE, OFFSET = 6, 5, 0.7, -0.4
@@ -120,6 +121,7 @@ def as_family(block, family):
     return Block(block.mean, matrix)
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize(
     "is_paired, families",
@@ -278,11 +280,14 @@ def test_the_engine_against_all_cells():
 
 @pytest.mark.parametrize(
     "arguments, words",
-    [
-        ({"exposure": 1.0 + np.arange(len(ROWS))}, ["exposure", "differs"]),
-        ({"mask": np.arange(len(ROWS)) > 0}, ["masked"]),
-        ({"cols": np.zeros(len(ROWS), int)}, ["twice", "Add up"]),
-    ],
+    few(
+        [
+            ({"exposure": 1.0 + np.arange(len(ROWS))}, ["exposure", "differs"]),
+            ({"mask": np.arange(len(ROWS)) > 0}, ["masked"]),
+            ({"cols": np.zeros(len(ROWS), int)}, ["twice", "Add up"]),
+        ],
+        1,
+    ),
 )
 def test_what_zeros_cannot_be_added_to(arguments, words):
     given = {"rows": ROWS, "cols": COLS, "counts": MATRIX[ROWS, COLS], **arguments}

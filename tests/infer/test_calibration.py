@@ -38,6 +38,7 @@ def test_ranks_of_an_exact_posterior_are_uniform():
     assert abs(found.ranks["slope"].mean() / 200 - 0.5) < 3.5 / np.sqrt(12 * NUM_SIMULATIONS)
 
 
+@pytest.mark.thorough
 def test_a_posterior_that_is_too_narrow_is_caught():
     _, held = coverage(believed=0.3)
     assert held[0.8][0] < 0.8 - 5 * held[0.8][1]

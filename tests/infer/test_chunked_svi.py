@@ -309,6 +309,7 @@ def points(users, events, mask, carry, *, num_users, num_items):
         numpyro.sample("logit", dist.Delta(at))
 
 
+@pytest.mark.thorough
 def test_priors_count_once_over_the_chunks_of_a_batch():
     # all users in one batch: gradients of its chunks add up to the gradient of the whole bound
     lists = [[0, 1, 1, 0, 1], [1], [1, 1, 1, 0, 1, 1, 1]]

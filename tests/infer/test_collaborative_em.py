@@ -147,6 +147,7 @@ def test_statistics_are_the_gradient_of_the_objective(method):
         np.testing.assert_allclose(along, (8 * (ends[0] - ends[1]) - (ends[2] - ends[3])) / 12e-3, rtol=1e-7)
 
 
+@pytest.mark.thorough
 def test_statistics_are_what_differentiating_the_evidence_gives():
     batch = batches_of_users(checked_pairs(PAIRS, None, 8)[0], 8)[0]
     batch = jax.tree.map(lambda x: x[:2], batch._replace(users=None))
@@ -278,6 +279,7 @@ def test_new_users_and_new_items_follow_from_the_prior():
     assert twin.variance[1] > known.variance[1]  # who compared the one knows less of the other
 
 
+@pytest.mark.thorough
 def test_probabilities_by_the_logit_are_compiled_once():
     fit = collaborative_em(PAIRS, KERNEL, 1, method="jaakkola", num_steps=0, progress_bar=False)
     first = fit.log_predictive([0, 1], [1, 2], [2, 3])
@@ -373,6 +375,7 @@ def test_a_fit_from_a_file_goes_on_as_if_it_had_not_ended(covariance, tmp_path):
     np.testing.assert_allclose(rest.predict(*questions), whole.predict(*questions), rtol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("python_handles_control_c")
 @pytest.mark.parametrize(
     ("options", "calls"),
@@ -553,6 +556,7 @@ def test_questions_may_be_numbers_or_none_at_all():
     assert fit.predict([], [], []).probability.shape == (0,)
 
 
+@pytest.mark.thorough
 def test_new_users_say_how_often_they_compared_an_item_with_itself():
     fit = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=0, progress_bar=False)
     with pytest.warns(UserWarning, match="2 pairs compare an item with itself"):

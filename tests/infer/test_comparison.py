@@ -114,6 +114,7 @@ def test_recommendation_says_what_becomes_of_sites_and_what_it_costs():
     assert "linear" in many and "cubic" not in many
 
 
+@pytest.mark.thorough
 def test_recommendation_says_which_engine_will_be_slow_or_biased():
     def location_and_scale(x, y):
         mean = numpyro.sample("mean", dist.Normal(0, 2).expand([2]).to_event(1))
@@ -200,6 +201,7 @@ def test_monte_carlo_errors_are_the_spread_over_many_chains():
     assert list(found) == ["still"] and np.isnan(largest_errors(found)).all()
 
 
+@pytest.mark.thorough
 def test_former_order_of_arguments_warns_and_works(exact_draws):
     with pytest.warns(FutureWarning, match=r"compare_engines\(model, engines, rng_key, ...\)"):
         found = compare_engines(KEY, known_line, [EP], Y, reference=exact_draws)
@@ -214,6 +216,7 @@ def exact_draws():
     return {"level": mean + sd * grid}
 
 
+@pytest.mark.thorough
 def test_comparison_with_a_known_posterior(exact_draws):
     engines = ["EP", partial(LaplaceApproximation, num_samples=20), VariationalGaussian(known_line), EP, "BilinearVG"]
     found = compare_engines(known_line, engines, KEY, Y, reference=exact_draws)

@@ -20,7 +20,7 @@ from numpyro_ext.potentials import (
     RectifiedLinearPoissonPotential,
     StudentTPotential,
 )
-from tests.tiers import thorough
+from tests.tiers import few, thorough
 
 from .small_problems import PROBLEMS, by_quadrature
 
@@ -62,12 +62,15 @@ def test_evidence_of_nearly_all_problems_comes_closer():
 
 @pytest.mark.parametrize(
     "potential",
-    [
-        LogitPotential(jnp.array([1.0])),
-        ProbitPotential(jnp.array([1.0])),
-        PoissonExpPotential(jnp.array([2.0])),
-        StudentTPotential(jnp.array([0.5]), 0.7, 4.0),
-    ],
+    few(
+        [
+            LogitPotential(jnp.array([1.0])),
+            ProbitPotential(jnp.array([1.0])),
+            PoissonExpPotential(jnp.array([2.0])),
+            StudentTPotential(jnp.array([0.5]), 0.7, 4.0),
+        ],
+        2,
+    ),
 )
 def test_cumulants_by_quadrature(potential):
     mean, variance = jnp.array([-0.7]), jnp.array([1.8])

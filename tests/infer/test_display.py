@@ -59,6 +59,7 @@ def test_engine_before_and_after_its_run(inla):
     assert repr(inla).startswith("INLA(scaled_line): converged") and "integrated over a lattice of" in repr(inla)
 
 
+@pytest.mark.thorough
 def test_run_from_a_file_is_shown_without_exploring_its_design(inla, tmp_path):
     inla.save(tmp_path / "run")
     loaded = INLA.load(tmp_path / "run", scaled_line)

@@ -11,6 +11,7 @@ from numpyro import handlers
 from numpyro_ext.distributions import StickBreakingCategorical
 from numpyro_ext.infer import EP, VariationalGaussian, cross_validate
 from numpyro_ext.infer.gaussian.cross_validation import random_folds
+from tests.tiers import few
 
 FOLDS = np.arange(12) % 3
 
@@ -21,7 +22,8 @@ def scores(counts_case):
     return cross_validate(engine, jax.random.key(0), counts_case.t, counts_case.y, num_folds=3, folds=FOLDS)
 
 
-@pytest.mark.parametrize("fold", [0, 2])
+@pytest.mark.thorough
+@pytest.mark.parametrize("fold", few([0, 2], 1))
 def test_each_fold_is_the_run_with_its_mask(counts_case, scores, fold):
     engine = EP(counts_case.model, integrate="none", progress_bar=False)
     engine.run(jax.random.key(0), counts_case.t, counts_case.y, mask=jnp.asarray(fold != FOLDS))

@@ -114,6 +114,7 @@ def test_chunks_are_one_search():
     assert np.nanmax(trace) == pytest.approx(float(whole.best.objective), abs=1e-9)
 
 
+@pytest.mark.thorough
 def test_batched_searches_are_the_single_ones():
     starts = jnp.array([[0.0, 0.0], [-1.2, 1.0], [3.0, 3.0]])
     centres = jnp.array([[0.0, 0.0], [1.0, 0.5], [-1.0, 2.0]])

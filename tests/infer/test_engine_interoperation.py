@@ -75,6 +75,7 @@ def test_predictive_replays_the_model_on_the_draws(fitted_counts, counts_case):
     assert np.all(np.abs(gap) < 5.0 * np.asarray(replicated["y"].std(0)) / np.sqrt(1000))
 
 
+@pytest.mark.thorough
 def test_learned_param_sites_reach_predictive_and_log_likelihood(fitted_line, line_case):
     draws = fitted_line.get_samples()
     level = float(fitted_line.hyper["level"].value)

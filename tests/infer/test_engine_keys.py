@@ -26,6 +26,7 @@ from numpyro_ext.infer.front.options import option_key
 from numpyro_ext.structure import read_latent_gaussian
 from numpyro_ext.structure.program.captured import stable_text
 from tests.compilations import compiled_programs
+from tests.tiers import few
 
 Y = np.array([0.4, -0.2, 1.1])
 
@@ -140,8 +141,9 @@ class ShiftedByFunctions(ExactGaussian):
             )
 
 
+@pytest.mark.thorough
 @pytest.mark.float32
-@pytest.mark.parametrize("kind", [Penalised, PenalisedByFunctions, PenalisedEP])
+@pytest.mark.parametrize("kind", few([Penalised, PenalisedByFunctions, PenalisedEP], 1))
 def test_engines_of_other_options_report_their_own_numbers(kind):
     free = kind(model)
     assert log_evidence_of(free) == pytest.approx(EXACT, abs=TOL)

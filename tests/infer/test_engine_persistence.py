@@ -193,6 +193,7 @@ def test_checkpoints_and_runs_are_told_apart(saved, counts_case, fitted_counts, 
         EP.load(tmp_path / "checkpoint", counts_case.model)
 
 
+@pytest.mark.thorough
 def test_a_run_with_complex_arrays_is_saved(tmp_path):
     def blurred(kernel, y):
         s = numpyro.sample("s", dist.Laplace(0.0, 1.0).expand([y.size]).to_event(1))

@@ -14,7 +14,7 @@ from scipy.stats import multivariate_normal
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.structure import ModelStructureError
 from tests.infer.test_compiled_programs import compiled_programs
-from tests.tiers import thorough
+from tests.tiers import few, thorough
 
 RNG = np.random.default_rng(0)
 
@@ -154,6 +154,7 @@ def test_hyperparameters_are_learned_as_a_run_learns_them():
         jax.grad(lambda h: program.learn({}, state._replace(hyper=h)).site_shift.sum())(state.hyper)
 
 
+@pytest.mark.thorough
 def test_many_data_sets_at_once_are_one_by_one():
     program = EP(curve, hyper_values={"length": 1.0}).program(np.linspace(0.0, 2.0, 6), np.zeros(6), changing="y")
     ys = RNG.normal(size=(3, 6))
@@ -214,13 +215,16 @@ def with_options(table, y, options=None):
 
 @pytest.mark.parametrize(
     ("model", "given", "expected"),
-    [
-        (grouped, (ONES, GROUP, ONES), ["x", "y"]),
-        (grouped, ([1.0, 2.0, 3.0], GROUP, ONES), ["x", "y"]),
-        (bounded, (ONES, ONES), ["y"]),
-        (behind_a_link, (ONES, GROUP, GROUP), ["x", "y"]),
-        (with_options, ({"x": ONES}, GROUP, {"scale": 2.0}), ["table", "y"]),
-    ],
+    few(
+        [
+            (grouped, (ONES, GROUP, ONES), ["x", "y"]),
+            (grouped, ([1.0, 2.0, 3.0], GROUP, ONES), ["x", "y"]),
+            (bounded, (ONES, ONES), ["y"]),
+            (behind_a_link, (ONES, GROUP, GROUP), ["x", "y"]),
+            (with_options, ({"x": ONES}, GROUP, {"scale": 2.0}), ["table", "y"]),
+        ],
+        2,
+    ),
 )
 def test_by_default_what_changes_are_arrays_whose_values_are_not_needed(model, given, expected):
     program = EP(model).program(*given)
@@ -257,6 +261,7 @@ def test_values_that_do_not_fit_are_refused_by_name():
         INLA(pairs).program(**PAIRS, changing=("won",))
 
 
+@pytest.mark.thorough
 def test_a_branch_that_the_values_decide_is_followed():
     """Other values of an argument take the other branch, and have the evidence of a fit that was read with them."""
 

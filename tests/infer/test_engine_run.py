@@ -117,6 +117,7 @@ def test_a_forgotten_key_is_missed_at_once(counts_case, key):
             call()
 
 
+@pytest.mark.thorough
 def test_keys_of_the_older_kind_are_keys(counts_case):
     engine = EP(counts_case.model, progress_bar=False)
     engine.run(np.asarray(jax.random.PRNGKey(0)), counts_case.t, counts_case.y, mask=counts_case.mask)
@@ -151,6 +152,7 @@ def test_a_search_in_two_runs_is_the_search_in_one(counts_case, fitted_counts):
     assert float(longer.log_evidence) == float(fitted_counts.log_evidence)
 
 
+@pytest.mark.thorough
 def test_a_fit_in_two_runs_is_the_fit_in_one(counts_case):
     options = {"hyper_values": {"scale": 0.8}, "progress_bar": False, "adapt_damping": False, "tol": 1e-14}
     arguments = (counts_case.t, counts_case.y)
@@ -279,6 +281,7 @@ def test_restarts_keep_the_best_and_can_only_help(counts_case, fitted_counts):
     assert best >= float(fitted_counts.last_state.search.best.objective) - 1e-8
 
 
+@pytest.mark.thorough
 def test_restarts_that_end_elsewhere_are_said():
     def squared(y):
         shift = numpyro.sample("shift", dist.Normal(0, 2))

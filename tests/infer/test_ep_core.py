@@ -31,7 +31,7 @@ from tests.infer.gaussian_forms import (
     random_dense,
     random_sparse,
 )
-from tests.tiers import thorough
+from tests.tiers import few, thorough
 
 NUM = 12
 SPACES = ["observation", "coefficient", "sparse"]
@@ -189,6 +189,7 @@ def evidence_of_parameters(parameters, family):
     return gaussian_process((LaplacePotential(DATA, last),), scale, mean)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("family", "space"),
     [
@@ -250,7 +251,8 @@ def test_permuting_rows_permutes_the_answer():
     np.testing.assert_allclose(state.site_precision[order], other.site_precision, rtol=1e-8)
 
 
-@pytest.mark.parametrize("schedule", ["parallel", "sequential"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("schedule", few(["parallel", "sequential"], 1))
 def test_blocks_equal_the_whole(schedule):
     """Random intercepts: four groups of three rows, more rows than columns in a block."""
     group = np.repeat(np.arange(4), 3)
@@ -306,6 +308,7 @@ def test_a_fit_with_more_factors_is_no_start_that_keeps_them():
     np.testing.assert_allclose(warm.site_shift, cold.site_shift, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [probit_and_counts, *thorough(heavy_tailed)])
 def test_damping_changes_the_way_but_not_the_end(make):
     _, info = fit(make())
@@ -334,6 +337,7 @@ def test_site_without_cavity_is_kept_and_reported():
     assert np.all(np.isfinite(state.site_precision))
 
 
+@pytest.mark.thorough
 def test_pinned_predictor_contributes_its_constant():
     """A prior variance of zero leaves nothing to infer, and the factor is evaluated at the mean."""
     design = DenseDesign(jnp.eye(2))

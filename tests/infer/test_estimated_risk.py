@@ -80,6 +80,7 @@ def test_the_estimate_is_right_on_the_average_over_noise(noise):
     assert np.mean(np.abs(value - error)) < np.mean(np.abs(site.risk.highest - error))
 
 
+@pytest.mark.thorough
 def test_noise_of_another_variance_than_the_model_has(engine):
     site = engine.posterior["image"]
     same = site.with_noise_variance(np.full((8, 8), NOISE**2))
@@ -145,6 +146,7 @@ def test_what_is_no_number_is_refused():
         _ = Risk(np.nan, 0.1, 0.2, 0.5).value
 
 
+@pytest.mark.thorough
 def test_averages_go_to_arviz_without_a_log_likelihood(engine):
     assert engine.to_arviz()["posterior"]["image"].shape == (4, engine.num_samples // 4, 8, 8)
     with pytest.raises(ValueError, match=r"average over bases and have no values of \['s'\]"):

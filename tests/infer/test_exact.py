@@ -24,6 +24,7 @@ from numpyro_ext.infer.exact.kernel import log_weight_and_sites
 from numpyro_ext.infer.exact.overlap import overlap_of_weights
 from numpyro_ext.infer.exact.reparam import LATENT
 from numpyro_ext.infer.front.run import FinishedRun
+from tests.tiers import few
 
 COUNTS = np.array([0, 2, 7, 1, 1, 4])
 GROUP = np.array([0, 0, 1, 1, 2, 2])
@@ -91,7 +92,8 @@ def _wrong(engine):
     return right
 
 
-@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_wrong", few([False, True], 1))
 def test_density_is_that_of_numpyro_times_the_determinant(groups, is_wrong):
     right = _wrong(groups) if is_wrong else None
     try:

@@ -18,6 +18,7 @@ from numpyro_ext.distributions import (
 )
 from numpyro_ext.infer.gaussian.algorithms import expectation_propagation, laplace
 from numpyro_ext.structure import read_latent_gaussian
+from tests.tiers import few
 
 KNOTS = {"dense rows": 5, "sparse rows": 16}
 _NULL = 4
@@ -91,7 +92,7 @@ def rows_of_half(basis, penalty, y=None):
     numpyro.sample("y", dist.Normal(w[:2], 1.0), obs=y)
 
 
-@pytest.mark.parametrize("model", [slopes_only, rows_of_half])
+@pytest.mark.parametrize("model", few([slopes_only, rows_of_half], 1))
 def test_directions_that_observations_do_not_see_are_refused(model):
     basis, penalty, y = data_of(KNOTS["dense rows"])
     with pytest.raises(ValueError, match="site 'w' is flat, and the observations"):

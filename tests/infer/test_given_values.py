@@ -48,6 +48,7 @@ def test_without_values_the_message_says_what_works():
 CASES = [(engine, option) for engine in (EP, LaplaceApproximation, VariationalGaussian) for option in OPTIONS]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("engine_class", "option"), [CASES[0], *thorough(*CASES[1:], (INLA, "hyper_values"))])
 def test_engines_read_the_model_where_it_has_a_density(engine_class, option, tmp_path):
     # The density of the correlation is highest at its wall: there is nothing to integrate around.

@@ -50,6 +50,7 @@ def fitted():
     return run(regression, X, OUTCOMES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["half normal", *thorough(*(name for name in PRIORS if name != "half normal"))])
 def test_one_coefficient_is_exact(name):
     """Cavity times prior is the posterior: a normal distribution cut at the bound."""
@@ -76,6 +77,7 @@ def test_one_coefficient_is_exact(name):
     np.testing.assert_allclose(weights, engine.log_evidence, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_two_coefficients_against_quadrature(fitted):
     grid = np.linspace(0.0, 2.5, 401)
     points = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1)
@@ -100,6 +102,7 @@ def test_two_coefficients_against_quadrature(fitted):
     assert np.all(np.abs(found - np.interp([0.05, 0.95], below, grid)) < 0.05 * sd[0])
 
 
+@pytest.mark.thorough
 def test_draws_are_inside_and_have_the_moments_of_the_marginals(fitted):
     found = fitted.posterior["b"]
     draws = fitted.get_samples()

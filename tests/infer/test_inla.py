@@ -171,6 +171,7 @@ def fitted(normal_case):
     return run(normal, jnp.asarray(normal_case[0]), num_samples=20000)
 
 
+@pytest.mark.thorough
 def test_field_with_unknown_noise(fitted, normal_case):
     _, noise, mean, precision, mass = normal_case
     weights = mass / mass.sum()
@@ -342,6 +343,7 @@ def logistic(x, y):
     numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
 
 
+@pytest.mark.thorough
 def test_simplified_laplace_without_hyperparameters():
     x = np.linspace(0.2, 2.8, 14)
     y = np.array([0, 1, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 1])
@@ -386,6 +388,7 @@ def kinked(y):
     numpyro.sample("y", dist.Laplace(level, 1.0), obs=y)
 
 
+@pytest.mark.thorough
 def test_refusals(line_case):
     given = run(without_prior, jnp.array(1), hyper_values={"scale": 2.0}, num_samples=10)
     assert given.hyper["scale"].is_fixed and given.hyper["scale"].value == 2.0

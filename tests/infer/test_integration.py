@@ -93,6 +93,7 @@ def test_a_grid_is_quadrature(engine, exact):
     np.testing.assert_allclose(draws["difference"], draws["effect"][:, 0] - draws["effect"][:, 1], rtol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("integrate", [*thorough("grid"), "ccd"])
 def test_draws_of_hyperparameters_are_of_their_density(integrate):
     """Not of the points of the design: quantiles of draws are those of the density, by quadrature."""
@@ -165,6 +166,7 @@ def test_auto_chooses_by_the_number_of_hyperparameters(exact):
     assert names == ["grid", "ccd"]
 
 
+@pytest.mark.thorough
 def test_a_scale_without_data_behind_it_keeps_its_group():
     """At the optimum the scale is zero and takes the effects with it; over its posterior they vary."""
     y = 0.6 * np.sin(5.0 * np.arange(24))  # no difference between the groups
@@ -240,6 +242,7 @@ def test_answers_of_an_integrated_run(tmp_path, capsys, exact):
     np.testing.assert_allclose(np.sqrt(np.diag(covariance)), sd, rtol=3e-3)
 
 
+@pytest.mark.thorough
 def test_predictions_are_mixtures():
     mask = GROUP != 5
     fitted = run(LaplaceApproximation, masked, Y, mask, integrate="grid")
@@ -402,6 +405,7 @@ def one_scale(y):
     numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", [EP, *thorough(INLA)])
 @pytest.mark.parametrize("model", [one_scale, *thorough(alike)])
 def test_quantiles_of_skewed_hyperparameters_on_a_lattice(model, engine):
@@ -464,6 +468,7 @@ def test_directions_without_curvature_stay_at_the_mode():
         run(LaplaceApproximation, model, Y, integrate="grid", init_values={"shares": [1, 1]})
 
 
+@pytest.mark.thorough
 def test_a_param_that_changes_nothing_takes_no_variance_of_others(exact):
     """How far an effect is centred, as a reparameterisation learns it, is nothing that exact evidences depend on."""
     learned = numpyro.handlers.reparam(groups, config={"effect": LocScaleReparam()})

@@ -195,6 +195,7 @@ def test_what_grows_for_ever_is_no_maximum():
     assert not engine.diagnostics.converged
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_the_bound_of_a_learned_scale_is_that_of_the_density():
     """The end is where the independent bound is highest along the scale."""

@@ -159,6 +159,7 @@ def test_a_threshold_is_refused_by_name():
         EP(model, progress_bar=False).run(KEY, np.where(t < 13.0, 0.0, 2.0) + 0.1 * np.sin(t))
 
 
+@pytest.mark.thorough
 def test_loadings_of_a_factor_model_leave_zero_for_the_closed_form():
     """Probabilistic principal components: the maximum is known (Tipping and Bishop, 1999)."""
     generator = np.random.default_rng(0)
@@ -208,6 +209,7 @@ def test_sites_that_share_a_direction_between_many_elements_are_named():
     assert names_of_directions(space, even[None]) == "'loadings'"
 
 
+@pytest.mark.thorough
 def test_where_rounding_hides_a_fall_the_slopes_show_it():
     """Single precision knows ten millions to one: the first step goes far past the top, and loses four."""
     evaluate = evaluation_fn(

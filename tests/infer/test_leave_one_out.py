@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal, norm, poisson
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate, predictive_moments
 from numpyro_ext.infer.gaussian.answers.leave_one_out import most_influential
-from tests.tiers import thorough
+from tests.tiers import few, thorough
 
 KEY = jax.random.key(0)
 X = np.linspace(-1.0, 1.0, 12)
@@ -107,7 +107,10 @@ def test_likelihoods_that_vanish():
     assert abs(total(found) - np.sum(left_out)) < 0.1 * found["se"]
 
 
-@pytest.mark.parametrize("engine, tolerance", [(EP, 0.01), (VariationalGaussian, 0.01), (LaplaceApproximation, 0.05)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "engine, tolerance", few([(EP, 0.01), (VariationalGaussian, 0.01), (LaplaceApproximation, 0.05)], 1)
+)
 def test_one_unknown_by_quadrature(engine, tolerance):
     def model(y):
         level = numpyro.sample("level", dist.Normal(0, 2))
@@ -272,7 +275,8 @@ def own_level(y):
 
 
 @pytest.mark.parametrize(
-    "model, what", [(rectified, "vanishes at some draws"), (own_level, "varies so much that k-hat is above 0.7")]
+    "model, what",
+    few([(rectified, "vanishes at some draws"), (own_level, "varies so much that k-hat is above 0.7")], 1),
 )
 def test_a_warning_leads_from_arviz_to_cavities(model, what):
     engine = fit(EP, model, COUNTS)

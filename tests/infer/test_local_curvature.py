@@ -23,6 +23,7 @@ from numpyro_ext.infer.hyper.search import init_search, search
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import read_latent_gaussian
 from tests.readings import with_fit_costs
+from tests.tiers import few
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(5)
@@ -90,7 +91,8 @@ def test_local_factors_have_the_curvature_of_the_model(model):
     np.testing.assert_allclose(units[:, None] * found * units, units[:, None] * expected * units, atol=2e-4)
 
 
-@pytest.mark.parametrize(("model", "expected"), [(binary, True), (robust, False)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("model", "expected"), few([(binary, True), (robust, False)], 1))
 def test_local_factors_are_log_concave_where_the_factors_are(model, expected):
     """Sites that may be negative take other algebra, which costs hundreds of times as much where unknowns are many."""
     form = read_latent_gaussian(model, (DATA[model],), check=False).form({"scale": 1.0, "noise": 0.5, "power": 0.2})

@@ -68,6 +68,7 @@ def schools_posterior():
     return mean, jnp.sqrt(jnp.sum(mass * (grid - mean) ** 2) / mass.sum())
 
 
+@pytest.mark.thorough
 @pytest.mark.float32
 @pytest.mark.parametrize("engine", [EP, *thorough(*ENGINES[1:])])
 def test_gaussian_likelihood_is_integrated_exactly(engine):
@@ -125,6 +126,7 @@ def test_second_derivatives_are_those_of_the_density():
     np.testing.assert_allclose(hessian, jax.hessian(schools_exactly)(4.0), rtol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", [EP, *thorough(*ENGINES[1:])])
 def test_density_is_the_evidence_that_the_engine_reports(engine):
     fitted = engine(intercepts, hyper_values={"scales": [0.6, 1.7]}, progress_bar=False)
@@ -266,6 +268,7 @@ def test_more_scales_than_observations_may_be_sampled():
     np.testing.assert_allclose(density(marginalize(horseshoe), (x, y), local=local), exact, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_groups_of_very_different_sizes_are_blocks():
     """One group with most of the rows pads all others; the joint of all unknowns is dearer yet."""
     group = np.concatenate([np.zeros(60, int), np.arange(1, 21)])

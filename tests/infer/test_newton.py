@@ -13,6 +13,7 @@ from numpyro_ext.linalg.gaussian.design import DenseDesign
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from numpyro_ext.potentials import LogitPotential, ProbitPotential, StudentTPotential
 from tests.infer.gaussian_forms import identity, kernel, make_form
+from tests.tiers import few
 
 NUM = 60
 LABELS = jnp.where(jnp.arange(NUM) % 20 < 10, 1.0, 0.0)
@@ -34,7 +35,9 @@ approach = jax.jit(ep.approach, static_argnames="power")
 
 
 @pytest.mark.float32
-@pytest.mark.parametrize("potential", [ProbitPotential(LABELS), LogitPotential(LABELS)], ids=["probit", "logit"])
+@pytest.mark.parametrize(
+    "potential", few([ProbitPotential(LABELS), LogitPotential(LABELS)], 1), ids=["probit", "logit"]
+)
 def test_after_one_datum_more_two_sweeps_are_left_of_many(potential):
     is_double = jnp.result_type(float) == jnp.float64
     tol = 1e-10 if is_double else 1e-4

@@ -20,7 +20,7 @@ from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro_ext.infer import EP, INLA, BilinearVG, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.gaussian.new_arguments import predict as new_arguments
 from tests.monte_carlo import assert_close_deviations, assert_close_means
-from tests.tiers import thorough
+from tests.tiers import few, thorough
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)
@@ -257,6 +257,7 @@ def groups():
     return fitted(LaplaceApproximation, slopes, (GROUP, X, 3, Y), num_samples=4000)
 
 
+@pytest.mark.thorough
 def test_draws_have_the_moments_of_the_posterior_and_observations_their_noise(groups):
     found = groups.predict(KEY, NEW_GROUP, NEW_X, 4)
     draws = found.get_samples()
@@ -314,7 +315,7 @@ def by_name(data, mask=True):
         numpyro.sample("y", dist.Normal(b * np.asarray(data["x"]), 0.3), obs=np.asarray(data["y"]))
 
 
-@pytest.mark.parametrize("kind", [dict, pd.DataFrame])
+@pytest.mark.parametrize("kind", few([dict, pd.DataFrame], 1))
 def test_tables_may_leave_out_what_is_observed(kind):
     """The model reads the observations from the table whether they are there or not."""
     engine = fitted(LaplaceApproximation, by_name, (kind({"x": X, "y": Y}),), hyper_values={})
@@ -344,6 +345,7 @@ def test_without_new_arguments_it_is_the_posterior_of_the_fit(groups, new):
     assert_close_deviations(draws, sd)
 
 
+@pytest.mark.thorough
 def test_inputs_that_begin_with_those_of_the_fit_are_all_inputs():
     engine = fitted(LaplaceApproximation, process, (X, COUNTS))
     found, behind = engine.predict(KEY, ALL_X), engine.predict(KEY, NEW_X)
@@ -650,6 +652,7 @@ def test_predictions_agree_with_nuts_on_old_and_new_rows_together(kind):
     np.testing.assert_allclose(np.quantile(own, [0.1, 0.9], 0), np.quantile(drawn, [0.1, 0.9], 0), rtol=0.15, atol=1.0)
 
 
+@pytest.mark.thorough
 def test_a_number_of_the_new_rows_is_given_as_an_array():
     def counts(x, y=None, exposure=1):
         slope = numpyro.sample("slope", dist.Normal(0, 1))

@@ -142,6 +142,7 @@ def test_laplaces_method_keeps_other_priors_as_points_and_says_so():
             LaplaceApproximation(single).algorithm(reading)
 
 
+@pytest.mark.thorough
 def test_the_scale_is_learned_at_the_maximum_of_the_exact_evidence():
     def model(y):
         tau = numpyro.sample("tau", dist.HalfCauchy(1))
@@ -205,6 +206,7 @@ def test_a_prior_without_variance_needs_data_for_every_element_under_ep():
     assert fitted.diagnostics.converged and np.all(np.isfinite(fitted.posterior["a"].variance))
 
 
+@pytest.mark.thorough
 @pytest.mark.float32
 def test_more_coefficients_than_observations():
     x = jnp.asarray(np.random.default_rng(1).standard_normal((6, 9)), float)

@@ -149,6 +149,7 @@ def test_hyperparameters_are_weighted_with_the_field(engine, integrate):
     np.testing.assert_allclose(better["level"].std(), sd, rtol=0.1)
 
 
+@pytest.mark.thorough
 def test_weights_that_cannot_hold_are_said():
     def heavy(y):
         level = numpyro.sample("level", dist.Normal(0, 100).expand([12]))

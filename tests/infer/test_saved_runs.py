@@ -11,6 +11,7 @@ import pytest
 from numpyro_ext.infer.front.files.archive import read_archive
 from numpyro_ext.potentials import Forest, LaplacePotential
 from tests.infer.saved_runs import operators, runs
+from tests.tiers import few
 
 ARCHIVES = Path(__file__).parents[1] / "reference" / "archives"
 pytestmark = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="the archives were saved in float64")
@@ -21,7 +22,7 @@ def folder(request):
     return ARCHIVES / request.param
 
 
-@pytest.mark.parametrize("name", runs())
+@pytest.mark.parametrize("name", few(runs(), 3))
 def test_a_saved_run_is_loaded(folder, name):
     run, expected = runs()[name], json.loads((folder / "results.json").read_text())[name]
     engine = run.engine.load(folder / f"{name}.npz", run.model)

@@ -13,6 +13,7 @@ from numpyro_ext.linalg.gaussian.design import DenseDesign
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
 from numpyro_ext.models import factor_analysis
 from numpyro_ext.structure import ModelStructureError
+from tests.tiers import few
 
 KEY = jax.random.key(0)
 ROWS, COLUMNS, FACTORS = 12, 5, 2
@@ -41,11 +42,14 @@ def three_blocks(prior):
 
 @pytest.mark.parametrize(
     "prior",
-    [
-        DiagonalPrior(jnp.tile(jnp.array([0.5, 2.0]), 3)),
-        CovariancePrior(jnp.tile(jnp.asarray(MIXING), (3, 1, 1))),
-        PrecisionPrior(jnp.tile(jnp.asarray(MIXING), (3, 1, 1))),
-    ],
+    few(
+        [
+            DiagonalPrior(jnp.tile(jnp.array([0.5, 2.0]), 3)),
+            CovariancePrior(jnp.tile(jnp.asarray(MIXING), (3, 1, 1))),
+            PrecisionPrior(jnp.tile(jnp.asarray(MIXING), (3, 1, 1))),
+        ],
+        1,
+    ),
     ids=["diagonal", "covariance", "precision"],
 )
 def test_conditioning_is_that_of_separate_blocks(prior):
@@ -128,14 +132,17 @@ def unequal(table, levels=False):
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [
-        ({"bound": "jaakkola"}, "bound='bohning'"),
-        ({"bound": "exact"}, "bound='bohning'"),
-        ({"mask": np.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS) != 7}, "same cells"),
-        ({"model": unequal}, "of one size"),
-        ({"model": unequal, "levels": True}, "proper priors"),
-        ({"model": choices, "table": jnp.array([0, 1, 2])}, "same linear map"),  # only while all scales are one
-    ],
+    few(
+        [
+            ({"bound": "jaakkola"}, "bound='bohning'"),
+            ({"bound": "exact"}, "bound='bohning'"),
+            ({"mask": np.arange(ROWS * COLUMNS).reshape(ROWS, COLUMNS) != 7}, "same cells"),
+            ({"model": unequal}, "of one size"),
+            ({"model": unequal, "levels": True}, "proper priors"),
+            ({"model": choices, "table": jnp.array([0, 1, 2])}, "same linear map"),  # only while all scales are one
+        ],
+        2,
+    ),
 )
 def test_refusals(arguments, message):
     arguments = {"table": TABLE, "model": factor_analysis, **arguments}

@@ -60,6 +60,7 @@ def test_runs_and_updates_are_those_of_the_sampler(sampler, program):
     assert abs(other.log_evidence - exact(Y[:3] + 0.1)) < 4.0 * other.standard_error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("over", [lax.map, pytest.param(lambda f, x: jax.vmap(f)(x), marks=pytest.mark.thorough)])
 def test_experiments_side_by_side(program, over):
     """Each sees its own data, one by one, and its running evidences are right."""

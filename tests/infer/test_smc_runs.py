@@ -75,6 +75,7 @@ def test_results_are_those_of_a_sampler(grouped):
     assert np.all(np.diff(history["position"]) > 0)
 
 
+@pytest.mark.thorough
 def test_summary(grouped, capsys):
     grouped.print_summary()
     printed = capsys.readouterr().out

@@ -122,6 +122,7 @@ def test_bound_is_monotone_and_stands_on_its_terms(kind):
     np.testing.assert_allclose(s, mean, atol=1e-7)
 
 
+@pytest.mark.thorough
 def test_bound_is_below_the_evidence_by_quadrature():
     rng = np.random.default_rng(3)
     matrix = jnp.asarray(rng.normal(size=(1, 2)))

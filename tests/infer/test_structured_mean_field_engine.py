@@ -60,6 +60,7 @@ def dense(given):
     return mean, covariance
 
 
+@pytest.mark.thorough
 def test_moments_are_those_of_the_fixed_point(given, dense):
     mean, covariance = dense
     assert given.diagnostics.converged and not given.diagnostics.messages
@@ -128,6 +129,7 @@ def test_information_gain(given, dense):
     np.testing.assert_allclose(together, 0.5 * np.linalg.slogdet(dense_rows)[1], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_learned_hyperparameters_are_a_maximum_of_the_bound(learned):
     trace = learned.diagnostics.objective_trace
     assert learned.diagnostics.converged
@@ -170,6 +172,7 @@ def test_parameters_of_a_tree_converge_in_the_defaults():
             assert again.log_evidence < best + 1e-6
 
 
+@pytest.mark.thorough
 def test_noise_is_not_learned_without_residual_degrees_of_freedom():
     """Its bound would end at a tenth of the noise, and the result be the noisy picture."""
     noisy = np.kron([[0.0, 1.0], [1.0, 0.5]], np.ones((8, 8))) + 0.1 * np.random.default_rng(0).standard_normal(
@@ -247,6 +250,7 @@ class WithoutMatrices(StructuredMeanField):
     _costs = SolverCosts(largest_dense_step=1, largest_dense=1)
 
 
+@pytest.mark.thorough
 def test_conjugate_gradients_give_the_same_answers(given, dense):
     mean, covariance = dense
     engine = WithoutMatrices(
@@ -272,6 +276,7 @@ def test_raw_coefficients_as_the_start(given):
         StructuredMeanField(learning, init_values={"t": 1.0}).run(jax.random.key(0), MATRIX, DATA)
 
 
+@pytest.mark.thorough
 def test_reference_tree_through_the_engine():
     case = next(case for case in CASES if case["name"] == "twentyone_node_laplace")
     forest, prior = reference_model(case)
@@ -314,6 +319,7 @@ def test_bad_input():
     assert "solver: diagonal" in engine.describe()
 
 
+@pytest.mark.thorough
 def test_missing_pixels_by_mask():
     mask = np.array([True, True, False, True])
 

@@ -25,6 +25,7 @@ from numpyro_ext.potentials.trees.mixture import TreeParameters, tilted_moments
 from numpyro_ext.structure import ModelStructureError, Reason, read_latent_gaussian, read_sparse_linear
 from numpyro_ext.structure.sparse_linear.form import SparseLinear
 from tests.potentials.tree_cases import CASES, reference_model
+from tests.tiers import few
 
 CASE = {case["name"]: case for case in CASES}
 TREE = CASE["image4x4_forest_laplace"]
@@ -60,6 +61,7 @@ def exact():
     return engine
 
 
+@pytest.mark.thorough
 def test_exact_on_the_sixteen_nodes_of_the_reference(exact):
     expected = TREE["exact_denoising"]
     assert exact.diagnostics.converged and exact.diagnostics.num_steps == 1
@@ -272,7 +274,9 @@ def test_front_of_a_run_that_was_handed_over(learned, capsys, tmp_path):
     assert loaded.diagnostics.hyper.num_iterations <= 2
 
 
-@pytest.mark.parametrize(("name", "read"), [("learning", read_sparse_linear), ("gaussian_field", read_latent_gaussian)])
+@pytest.mark.parametrize(
+    ("name", "read"), few([("learning", read_sparse_linear), ("gaussian_field", read_latent_gaussian)], 1)
+)
 def test_a_model_is_read_once_whatever_its_form(name, read):
     calls = []
 
@@ -379,6 +383,7 @@ def test_what_is_refused():
     assert caught.value.reason is Reason.NO_FIELD
 
 
+@pytest.mark.thorough
 def test_coefficients_of_other_observations_are_latent_gaussian():
     engine = EP(counting, progress_bar=False)
     engine.run(jax.random.key(0), jnp.ones(3, int))
@@ -459,6 +464,7 @@ def test_draws_and_quantiles_of_an_average_belong_to_its_moments(pooled):
     np.testing.assert_allclose(np.diagonal(site.covariance().reshape(64, 64)), site.variance.reshape(-1), rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_an_average_of_members_that_contradict_each_other_is_refused(pooled):
     site = TreeSite("image", pooled["average"].tree)
     site.__dict__["_between"] = 2.0 * site._within

@@ -155,6 +155,7 @@ def test_an_interrupted_sample_ends_with_the_evidence_of_all(noisy, monkeypatch)
     np.testing.assert_allclose(float(engine.log_evidence), float(fixed.log_evidence), rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_few_steps_are_few_and_said_so(noisy):
     engine = EPInParts(wavelet_denoising, max_hyper_steps=2, progress_bar=False)
     with pytest.warns(UserWarning, match="did not converge"):

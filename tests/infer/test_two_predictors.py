@@ -14,7 +14,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian, cross_validate
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
-from tests.tiers import thorough
+from tests.tiers import few, thorough
 
 ENGINES = [EP, VariationalGaussian, LaplaceApproximation]
 RNG = np.random.default_rng(0)
@@ -130,7 +130,8 @@ def _run(engine, model, *args, **options):
 
 
 @pytest.mark.parametrize(
-    ("model", "y", "has_own"), [(inflated, COUNTS, True), (lifetimes, REAL, True), (weighted_backwards, COUNTS, False)]
+    ("model", "y", "has_own"),
+    few([(inflated, COUNTS, True), (lifetimes, REAL, True), (weighted_backwards, COUNTS, False)], 1),
 )
 def test_data_belong_to_factors_where_no_other_depends_on_them(model, y, has_own):
     (potential,) = read_latent_gaussian(model, (y,)).abstract_form.potentials
@@ -139,21 +140,24 @@ def test_data_belong_to_factors_where_no_other_depends_on_them(model, y, has_own
 
 @pytest.mark.parametrize(
     ("model", "y", "field", "label"),
-    [
-        (noisy, REAL, "b c", "two predictors, Gaussian in one"),
-        (noisy_in_one_sum, REAL, "b c", "two predictors, Gaussian in one"),
-        (noisy_in_two_sums, REAL, "b c", "two predictors, Gaussian in one"),
-        (lifetimes, REAL, "b c s", "y (30,) (factor of two predictors, by quadrature"),
-        (scalars, REAL, "a b c d", "two predictors, Gaussian in one"),
-        (groups, REAL, "level log_scale", "y (5,) (factor of two predictors, Gaussian in one"),
-        (crossed, REAL, "b s", "y (30,) (factor of two predictors, by quadrature"),
-        (inflated, COUNTS, "b c", "two predictors, by quadrature"),
-        (inflated_by_hand, COUNTS, "b c", "two predictors, by quadrature"),
-        (two_units, REAL, "weight", "y (30,) (bernoulli"),
-        (two_lines, REAL, "b c", "mixture of functions of two predictors"),
-        # one number for all observations stays a hyperparameter, and the likelihood what it was
-        (one_scale, REAL, "b", "(normal)"),
-    ],
+    few(
+        [
+            (noisy, REAL, "b c", "two predictors, Gaussian in one"),
+            (noisy_in_one_sum, REAL, "b c", "two predictors, Gaussian in one"),
+            (noisy_in_two_sums, REAL, "b c", "two predictors, Gaussian in one"),
+            (lifetimes, REAL, "b c s", "y (30,) (factor of two predictors, by quadrature"),
+            (scalars, REAL, "a b c d", "two predictors, Gaussian in one"),
+            (groups, REAL, "level log_scale", "y (5,) (factor of two predictors, Gaussian in one"),
+            (crossed, REAL, "b s", "y (30,) (factor of two predictors, by quadrature"),
+            (inflated, COUNTS, "b c", "two predictors, by quadrature"),
+            (inflated_by_hand, COUNTS, "b c", "two predictors, by quadrature"),
+            (two_units, REAL, "weight", "y (30,) (bernoulli"),
+            (two_lines, REAL, "b c", "mixture of functions of two predictors"),
+            # one number for all observations stays a hyperparameter, and the likelihood what it was
+            (one_scale, REAL, "b", "(normal)"),
+        ],
+        4,
+    ),
 )
 def test_both_predictors_are_in_the_field(model, y, field, label):
     reading = read_latent_gaussian(model, (y,))

@@ -95,6 +95,7 @@ def mixed_rows():
     return make_rows(potentials, [seen[:, :2], seen[:, 2:4], seen[:, 4:]], weights=0.5 + rng.random(NUM_ROWS))
 
 
+@pytest.mark.thorough
 def test_real_columns_are_exact_factor_analysis():
     table, rows = real_rows()
     found = variational_em(rows, learn=ALL, num_steps=3000, tol=1e-11)
@@ -106,6 +107,7 @@ def test_real_columns_are_exact_factor_analysis():
     assert found.objective_trace[-1] == pytest.approx(NUM_ROWS * peer.score(table), abs=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "scale", [pytest.param(jnp.ones(5), marks=pytest.mark.slow), jnp.asarray(1.0)], ids=["own", "shared"]
 )
@@ -319,6 +321,7 @@ def test_covariances_are_not_shared_where_they_differ():
 # --- modes, and a prior on the loadings
 
 
+@pytest.mark.thorough
 def test_modes_maximise_the_joint_density():
     rows = mixed_rows()
     found = expectation_step(rows, initial_modes(rows), num_steps=100, tol=1e-15)
@@ -362,6 +365,7 @@ def test_the_baseline_of_modes_climbs_to_a_stationary_point_of_the_penalised_joi
     assert max(float(jnp.max(jnp.abs(slope))) for slope in jax.grad(joint, argnums=(0, 1, 2))(*at)) < 1e-3
 
 
+@pytest.mark.thorough
 def test_a_prior_on_the_loadings_of_real_columns():
     table, rows = real_rows()
     found = variational_em(rows, learn=ALL, loading_scale=0.5, num_steps=3000, tol=1e-11)

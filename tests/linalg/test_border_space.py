@@ -153,6 +153,7 @@ def test_blocks_without_a_border():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-11), found, whole)
 
 
+@pytest.mark.thorough
 def test_draws_have_the_posterior_moments():
     num_samples = 100_000
 

@@ -16,7 +16,7 @@ from tests.infer.gaussian_forms import (
     one_block,
     random_sparse,
 )
-from tests.tiers import thorough
+from tests.tiers import few, thorough
 
 NUM_ROWS, NUM_COLUMNS = 13, 11
 SPACES = ["observation", "coefficient", "sparse"]
@@ -49,7 +49,9 @@ def by_inversion(prior, design, precision, shift):
 
 @pytest.mark.parametrize("is_dense", [False, True])
 @pytest.mark.parametrize("is_signed", [False, True])
-@pytest.mark.parametrize("space, is_flat", [(s, False) for s in SPACES] + [("coefficient", True), ("sparse", True)])
+@pytest.mark.parametrize(
+    "space, is_flat", few([(s, False) for s in SPACES] + [("coefficient", True), ("sparse", True)], 3)
+)
 def test_moments_agree_with_inversion(space, is_flat, is_signed, is_dense):
     if is_dense and space == "sparse":
         with pytest.raises(ValueError, match="sparse rows"):
@@ -239,7 +241,8 @@ def banded_problem(is_flat):
     return prior, design, rng.gamma(1.0, size=num_rows), rng.normal(size=num_rows)
 
 
-@pytest.mark.parametrize("is_flat", [False, True])
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_flat", few([False, True], 1))
 def test_banded_space_agrees_with_the_dense_one(is_flat):
     prior, design, precision, shift = banded_problem(is_flat)
     local, far = random_sparse(np.random.default_rng(8), 6, 150, 2), jnp.asarray([[3, 4], [140, 150 - 1]])

@@ -11,6 +11,7 @@ from numpyro_ext.linalg.gaussian.prior import DiagonalPrior, FlatPrior, LowRankP
 from numpyro_ext.linalg.gaussian.spaces.border_space import Border
 from numpyro_ext.linalg.gaussian.spaces.low_rank_space import LowRankSpace
 from tests.infer.gaussian_forms import one_block, random_sparse
+from tests.tiers import few
 
 NUM_ROWS, WIDTHS, RANKS = 30, (7, 3), (2, 1)  # of one field of seven unknowns, and two of three
 
@@ -57,7 +58,8 @@ def everything(space, prior, design, border, precision, shift, maps=()):
     )
 
 
-@pytest.mark.parametrize("is_hard", [False, True])
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_hard", few([False, True], 1))
 def test_inducing_values_agree_with_covariances(is_hard):
     """In coefficients where no covariance is singular, and against a tiny noise where some are."""
     prior, design, border, precision, shift = problem(is_hard)
@@ -76,6 +78,7 @@ def test_inducing_values_agree_with_covariances(is_hard):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), found, whole)
 
 
+@pytest.mark.thorough
 def test_gradients():
     prior, design, border, precision, shift = problem()
 
@@ -91,6 +94,7 @@ def test_gradients():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), *gradients)
 
 
+@pytest.mark.thorough
 def test_density_is_that_of_the_covariance():
     rng = np.random.default_rng(0)
     for block in (b for b in problem()[0] if isinstance(b, LowRankPrior)):

@@ -12,6 +12,7 @@ from numpyro_ext.linalg.gaussian.design import DenseDesign, Dynamics, StateSpace
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
 from numpyro_ext.linalg.gaussian.spaces.state_space import White
 from tests.infer.gaussian_forms import dense_prior_precision, one_block
+from tests.tiers import few
 
 K, M, S, N, P = 5, 3, 2, 2, 2
 NUM_ROWS, NUM_COLUMNS = 13, 12
@@ -82,7 +83,7 @@ def answers(prior, design, precision, shift, other, is_signed, space="auto"):
 
 @pytest.mark.parametrize(
     ("is_flat", "is_signed"),
-    [(True, True), (False, False), (True, False), (False, True)],
+    few([(True, True), (False, False), (True, False), (False, True)], 2),
 )
 def test_moments_agree_with_inversion(is_flat, is_signed):
     prior, design, precision, shift = problem(is_flat, is_signed)

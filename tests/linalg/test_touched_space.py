@@ -13,6 +13,7 @@ from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, PrecisionPrior
 from numpyro_ext.linalg.gaussian.spaces.touched_space import Touched
 from tests.infer.gaussian_forms import one_block
+from tests.tiers import few
 
 NUM_USERS, NUM_ITEMS, RANK = 4, 5, 2
 NUM_COLUMNS = NUM_USERS * (NUM_ITEMS + RANK)
@@ -94,7 +95,8 @@ def answers(prior, touched, design, sites, chosen, local, used):
     return posterior.marginals(), posterior.unknowns(), of_rows, posterior.covariance_of(local, used)
 
 
-@pytest.mark.parametrize("is_singular", [False, True])
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_singular", few([False, True], 1))
 def test_everything_follows_from_what_rows_touch(is_singular):
     prior, touched, design, sites = problem(singular_kernel() + (0.0 if is_singular else 0.3) * np.eye(NUM_ITEMS))
     rng = np.random.default_rng(2)

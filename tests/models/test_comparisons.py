@@ -16,6 +16,7 @@ from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro.infer.util import log_density
 
 from numpyro_ext import EP, LaplaceApproximation, VariationalGaussian, models
+from tests.tiers import few
 
 FIRST, SECOND = np.array([0, 1, 2, 0, 3, 1]), np.array([1, 2, 3, 2, 0, 3])
 WON, USER = np.array([1, 0, 1, 1, 0, 1]), np.array([0, 0, 1, 1, 1, 0])
@@ -102,12 +103,15 @@ def _reference():
 
 @pytest.mark.parametrize(
     ("name", "engine", "link"),
-    [
-        ("EP", partial(EP, tol=1e-12), "probit"),
-        ("VG", partial(VariationalGaussian, tol=1e-12), "probit"),
-        ("JK", partial(VariationalGaussian, bound="jaakkola", tol=1e-12), "logit"),
-        ("LP", partial(LaplaceApproximation, tol=1e-12), "probit"),
-    ],
+    few(
+        [
+            ("EP", partial(EP, tol=1e-12), "probit"),
+            ("VG", partial(VariationalGaussian, tol=1e-12), "probit"),
+            ("JK", partial(VariationalGaussian, bound="jaakkola", tol=1e-12), "logit"),
+            ("LP", partial(LaplaceApproximation, tol=1e-12), "probit"),
+        ],
+        2,
+    ),
 )
 def test_engines_reach_the_reference_values(name, engine, link):
     found, arguments, options, values = _reference()

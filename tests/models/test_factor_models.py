@@ -56,6 +56,7 @@ def test_factor_analysis_density_is_its_formula(arguments):
     assert all(np.isfinite(part).all() for part in slope.values())
 
 
+@pytest.mark.thorough
 def test_held_out_cells_are_scored_at_their_own_values():
     """The predictive probabilities of the two values of a hidden cell sum to one."""
     table, is_seen = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1], [0, 0, 0]]), np.ones((4, 3), bool)
@@ -97,6 +98,7 @@ def test_more_factors_than_predictors_are_refused():
         handlers.seed(partial(models.factor_analysis, num_factors=7, kinds=KINDS), 0)(TABLE)
 
 
+@pytest.mark.thorough
 def test_rows_are_blocks_and_parameters_are_hyperparameters():
     reading = read_latent_gaussian(partial(models.factor_analysis, num_factors=2, kinds=KINDS), (TABLE, KEPT))
     assert reading.field == ("factors",) and set(reading.hyper) == {"loadings", "intercept", "noise"}
@@ -128,6 +130,7 @@ def test_graphical_model_density_is_its_formula():
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_graphical_model_of_mixed_columns_is_its_formula():
     z, scale = RNG.standard_normal((6, NUM_PREDICTORS)), np.linspace(0.5, 1.5, NUM_PREDICTORS)
     values = {"z": z, "mean": INTERCEPT, "scale": scale, "correlation": np.eye(NUM_PREDICTORS)}

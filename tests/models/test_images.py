@@ -24,6 +24,7 @@ from numpyro_ext.models import (
 from numpyro_ext.potentials import wavelet_forest
 from numpyro_ext.structure.program.rows.costs import RowCosts
 from tests.readings import with_layouts
+from tests.tiers import few
 
 # Gaussian, standard deviation 0.3 pixels.
 KERNEL = np.exp(-0.5 * np.add.outer(np.arange(-1, 2) ** 2, np.arange(-1, 2) ** 2) / 0.09)
@@ -193,7 +194,7 @@ def test_rows_of_a_transform_are_never_written_down():
     np.testing.assert_allclose(draws.mean(0), site.mean, atol=6 * float(site.sd.max()) / len(draws) ** 0.5)
 
 
-@pytest.mark.parametrize(("shape", "wavelet"), [((16, 8), "db2"), ((32,), "haar"), ((4, 8, 8), "haar")])
+@pytest.mark.parametrize(("shape", "wavelet"), few([((16, 8), "db2"), ((32,), "haar"), ((4, 8, 8), "haar")], 1))
 def test_expected_squares_of_details_are_averages_over_shifts(shape, wavelet):
     """Where all is seen exactly; where pixels are missing at random on the average over what is missing."""
     rng = np.random.default_rng(0)
@@ -216,6 +217,7 @@ def test_expected_squares_of_details_are_averages_over_shifts(shape, wavelet):
     assert np.all(np.abs(np.mean(found, axis=0) - expected)[groups > 0] < 5.0 * error[groups > 0])
 
 
+@pytest.mark.thorough
 def test_what_fills_a_gap_does_not_say_how_rough_a_picture_is():
     """White noise: what fills it has few details, and the scales of the model start at those of the noise."""
     rng = np.random.default_rng(1)

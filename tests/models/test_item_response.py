@@ -162,6 +162,7 @@ def test_exploratory_and_nominal_items_of_several_traits():
     np.testing.assert_allclose(log_density(item_response, (y > 0,), options, values)[0], expected, rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_priors_are_those_of_the_documentation():
     with handlers.seed(rng_seed=0), handlers.trace() as trace:
         item_response(family=["2pl", "3pl", "partial-credit"], num_categories=3, priors=True, shape=(3, 3))

@@ -17,6 +17,7 @@ from numpyro.infer.util import initialize_model, log_density
 from numpyro_ext import models
 from numpyro_ext.distributions import RectifiedLinearPoisson
 from numpyro_ext.models.gaussian_process import squared_exponential
+from tests.tiers import few
 
 N, D = 12, 3
 T = np.linspace(0.0, 30.0, N)
@@ -161,7 +162,7 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=few(CASES, 10))
 def case(request):
     return CASES[request.param]
 

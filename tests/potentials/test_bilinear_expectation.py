@@ -105,6 +105,7 @@ def test_two_components_against_nested_quadrature(is_diagonal):
     np.testing.assert_allclose(found.precision, matrix, atol=1e-10 * np.abs(precision).max())
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_quadratic_factors_in_many_dimensions():
     """Of a Gaussian factor mean and variance of the predictor are all that counts, and they are known."""

@@ -121,6 +121,7 @@ def test_kinks_and_narrow_peaks_are_not_trusted_at_few_nodes(width):
         assert not bool(jnp.all(on_few_nodes(factors, jnp.zeros(41), jnp.ones(41), jnp.ones(41))[1]))
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_few_nodes_follow_the_mode():
     """Outcomes of which the tilted modes are up to six deviations of the cavity away."""

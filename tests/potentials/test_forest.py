@@ -74,6 +74,7 @@ def test_extreme_evidence_and_certain_transitions_stay_finite():
     np.testing.assert_allclose(copies.pair_marginals[1:], [[[0.25, 0.0], [0.0, 0.75]]] * 3, atol=10 * EPS)
 
 
+@pytest.mark.thorough
 def test_derivatives_through_the_marginals():
     """The slope of a marginal in an evidence is a covariance of states: checked against differences."""
     rng = np.random.default_rng(3)

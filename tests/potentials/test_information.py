@@ -28,6 +28,7 @@ from numpyro_ext.potentials.families.ordinal import CumulativeProbitPotential
 from numpyro_ext.potentials.families.stochastic_volatility import StochasticVolatilityPotential
 from numpyro_ext.potentials.information import expected_conditional_entropy, expected_information, predictive_entropy
 from numpyro_ext.potentials.outcomes import log_predictive_probabilities, with_outcome
+from tests.tiers import few
 
 REFERENCE = Path(__file__).parents[1] / "reference" / "active_gpc_bald_scalar.csv"
 
@@ -148,12 +149,12 @@ def ordinal(y, f):
 
 @pytest.mark.parametrize(
     ("factors", "probability", "number"),
-    [
+    few([
         (LogitPotential(jnp.zeros(1)), lambda y, f: expit((2 * y - 1) * f), 2),
         (BinomialLogitPotential(jnp.zeros(1), jnp.array([3.0])), lambda y, f: stats.binom.pmf(y, 3, expit(f)), 4),
         (CumulativeProbitPotential(jnp.zeros(1, int), jnp.asarray(CUTS)[None]), ordinal, 4),
         (PoissonExpPotential(jnp.zeros(1), jnp.array([2.0])), lambda y, f: stats.poisson.pmf(y, 2 * np.exp(f)), 1500),
-    ],
+    ], 2),
     ids=["logit", "binomial", "ordinal", "poisson"],
 )  # fmt: skip
 def test_sums_over_outcomes_against_a_fine_grid(factors, probability, number):
@@ -169,12 +170,15 @@ def test_sums_over_outcomes_against_a_fine_grid(factors, probability, number):
 
 @pytest.mark.parametrize(
     ("factors", "noise"),
-    [
-        (GaussianPotential(jnp.zeros(1), jnp.array([0.5])), stats.norm(0, 0.5)),
-        (StudentTPotential(jnp.zeros(1), jnp.array([0.5]), jnp.array([3.0])), stats.t(3.0, 0, 0.5)),
-        (LaplacePotential(jnp.zeros(1), jnp.array([0.5])), stats.laplace(0, 0.5)),
-        (LogisticPotential(jnp.zeros(1), jnp.array([0.5])), stats.logistic(0, 0.5)),
-    ],
+    few(
+        [
+            (GaussianPotential(jnp.zeros(1), jnp.array([0.5])), stats.norm(0, 0.5)),
+            (StudentTPotential(jnp.zeros(1), jnp.array([0.5]), jnp.array([3.0])), stats.t(3.0, 0, 0.5)),
+            (LaplacePotential(jnp.zeros(1), jnp.array([0.5])), stats.laplace(0, 0.5)),
+            (LogisticPotential(jnp.zeros(1), jnp.array([0.5])), stats.logistic(0, 0.5)),
+        ],
+        2,
+    ),
 )
 def test_real_outcomes(factors, noise):
     at = jnp.array([1.0]), jnp.array([2.0])

@@ -24,6 +24,7 @@ from numpyro_ext.potentials.bounds.logistic import ExactExpectation, JaakkolaBou
 from numpyro_ext.potentials.bounds.piecewise import minimax_pieces
 from numpyro_ext.potentials.elementwise import TemperedPotential
 from numpyro_ext.potentials.integrals.logistic_expectation import expected_log_partition
+from tests.tiers import few
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 REFERENCE = Path(__file__).parents[1] / "reference"
@@ -95,6 +96,7 @@ def test_small_cases_have_known_coefficients():
     np.testing.assert_allclose(c, np.logaddexp(0.0, xi) - 0.5 * xi - a * xi**2, rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_errors_fall_as_they_should():
     np.testing.assert_allclose(400**2 * minimax_pieces("linear", 400).maximum_error, math.pi**2 / 8.0, rtol=0.01)
     errors = [minimax_pieces("quadratic", num_pieces).maximum_error for num_pieces in (30, 60)]
@@ -150,7 +152,7 @@ def test_expectation_is_accurate_for_any_gaussian():
 
 
 @needs_float64
-@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("order", few([1, 2, 3], 1))
 def test_derivatives_of_the_expectation_of_every_order(order):
     # Slopes in the variance are half the second derivatives in the mean, of which the rule knows every order.
     def value(mean, variance):
@@ -235,6 +237,7 @@ def test_slopes_are_those_of_the_value(bound):
         assert np.all(np.abs(difference - slope[chosen]) <= tolerance * (1.0 + np.abs(slope[chosen])))
 
 
+@pytest.mark.thorough
 @hypothesis.settings(derandomize=True, deadline=None, max_examples=15)
 @hypothesis.given(seed=st.integers(0, 2**31), spread=st.floats(0.1, 300.0), width=st.floats(-10.0, 6.0))
 def test_bounds_at_random(seed, spread, width):

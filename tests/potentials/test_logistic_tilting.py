@@ -8,6 +8,7 @@ import pytest
 from numpyro_ext.potentials import CumulativeLogitPotential, LogitPotential
 from numpyro_ext.potentials.integrals import logistic_tilting
 from tests.potentials.test_tilted_moments import needs_float64
+from tests.tiers import few
 
 MEANS = np.linspace(-15.0, 15.0, 121)
 WIDTHS = (0.001, 0.5, 4.0, 30.0)
@@ -51,7 +52,7 @@ def many_nodes(potential, means, variance):
 
 
 @needs_float64
-@pytest.mark.parametrize("variance", VARIANCES)
+@pytest.mark.parametrize("variance", few(VARIANCES, 6))
 def test_moments_at_the_widest_cavities_of_each_rule(variance):
     scale, means = np.sqrt(variance), means_of(variance)
     for potential in factors():

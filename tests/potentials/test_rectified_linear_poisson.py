@@ -111,6 +111,7 @@ def test_second_derivatives_and_derivatives_of_moments_match_differences():
                 np.testing.assert_allclose(derivative, 0.5 * (high - low), rtol=2e-6, atol=1e-11 * np.abs(high).max())
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_derivatives_in_exposure_and_offset():
     def log_z(exposure, offset):

@@ -24,6 +24,7 @@ def _potential(family):
     return StudentTPotential(jnp.asarray(rng.standard_t(3.0, SIZE)), jnp.asarray(rng.uniform(0.5, 2.0, SIZE)), 3.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", [*thorough("logit", "poisson", "poisson_exp"), "student"])
 @pytest.mark.parametrize("power", [*thorough(1.0), 0.5])
 def test_many_factors_are_as_few_of_them(family, power):

@@ -12,6 +12,7 @@ from numpyro_ext.potentials import Forest, LaplacePotential, wavelet_forest
 from numpyro_ext.potentials.trees import chunks
 from numpyro_ext.potentials.trees.forest import log_partition
 from numpyro_ext.potentials.trees.mixture import TreeParameters, log_probabilities, tilted_moments
+from tests.tiers import few
 
 
 def forests():
@@ -37,7 +38,7 @@ def parameters(forest):
 
 
 @pytest.mark.parametrize("is_traced", [False, True])
-@pytest.mark.parametrize("name", forests())
+@pytest.mark.parametrize("name", few(forests(), 2))
 def test_parts_make_the_whole(name, is_traced):
     forest = forests()[name]
     prior = parameters(forest)
@@ -85,7 +86,7 @@ def test_sums_of_sums_keep_their_digits():
     assert error < 3e-5 and error < 0.1 * at_once, (error, at_once)
 
 
-@pytest.mark.parametrize("name", ["image", "signal", "no trees"])
+@pytest.mark.parametrize("name", few(["image", "signal", "no trees"], 1))
 def test_some_parts_are_whole_trees(name):
     """Whose evidence is that of a forest of these trees alone, and its derivatives as well."""
     forest = forests()[name]

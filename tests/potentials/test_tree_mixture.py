@@ -119,6 +119,7 @@ def small_model(family, scale, transition):
     return TreeParameters(low, high, jnp.full(3, 0.4), jnp.tile(jnp.asarray(transition), (3, 1)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "family", [name if name == "laplace" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 )

@@ -53,6 +53,7 @@ def expectation(function):
     return both[1:] / both[0]
 
 
+@pytest.mark.thorough
 def test_density_and_scores_are_those_of_quadrature():
     test = make()
     for item, value in ANSWERS.items():

@@ -123,6 +123,7 @@ def test_item_fit_is_that_of_the_definition():
     assert found.num_people == 599
 
 
+@pytest.mark.thorough
 def test_item_fit_finds_the_item_that_does_not_fit_and_takes_categories():
     rng = np.random.default_rng(4)
     theta = rng.normal(size=1500)
@@ -154,6 +155,7 @@ def test_local_dependence_is_the_correlation_of_residuals():
     np.testing.assert_allclose(found, found.T)
 
 
+@pytest.mark.thorough
 def test_second_sittings_agree_as_often_as_the_model_says():
     rng = np.random.default_rng(6)
     theta = rng.normal(size=400)

@@ -175,6 +175,7 @@ def prior_states(measurements, num_samples, **prior):
     return parts[:, 0] + 1j * parts[:, 1]
 
 
+@pytest.mark.thorough
 def test_bures_states():
     """Of a qubit the squared length of the Bloch vector is Beta(3/2, 1/2); the mean purity is that of closed forms."""
     states = prior_states(pauli_bases(), 20_000, prior="bures")

@@ -118,6 +118,7 @@ def test_rows_of_a_person_are_the_mode_of_their_posterior(sequences):
         HiddenMarkovBaseline(2, personal=0.0).fit(sequences)
 
 
+@pytest.mark.thorough
 def test_states_of_simulated_sequences_are_found():
     transition, emission = np.array([[0.95, 0.05], [0.1, 0.9]]), np.array([[0.7, 0.25, 0.05], [0.05, 0.15, 0.8]])
     rng, lists = np.random.default_rng(1), []

@@ -17,7 +17,7 @@ from numpyro_ext.infer import EP
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.errors import Reason
 from numpyro_ext.structure.model.verification import log_densities
-from tests.tiers import thorough
+from tests.tiers import few, thorough
 
 KEY = jax.random.key(0)
 Y = np.array([0.3, -1.2, 0.7, 2.0, -0.4])
@@ -85,6 +85,7 @@ def noisy(y, key):
     numpyro.sample("y", dist.Normal(f + jax.lax.scan(step, key, None, length=5)[1], 0.5), obs=y)
 
 
+@pytest.mark.thorough
 def test_solves_and_sparse_products_are_linear():
     # A simultaneous autoregression: its matrix has a hyperparameter.
     chain = np.eye(5, k=1) + np.eye(5, k=-1)
@@ -101,7 +102,7 @@ def test_solves_and_sparse_products_are_linear():
     assert (reading.field, list(reading.hyper)) == (("noise",), ["correlation"])
 
 
-@pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3)], ids=["typed", "raw"])
+@pytest.mark.parametrize("key", few([jax.random.key(3), jax.random.PRNGKey(3)], 1), ids=["typed", "raw"])
 def test_a_random_key_in_a_scan_is_data(key, tmp_path):
     engine = EP(noisy, progress_bar=False, num_samples=2)
     engine.run(KEY, Y, key)
@@ -288,7 +289,7 @@ def test_observations_that_are_no_arrays_of_numbers_are_refused_by_name(values):
         read_latent_gaussian(model, (values,))
 
 
-@pytest.mark.parametrize("total", [200, np.uint8(200), np.array([230, 255, 200], np.uint8)])
+@pytest.mark.parametrize("total", few([200, np.uint8(200), np.array([230, 255, 200], np.uint8)], 1))
 def test_small_integers_are_counts_like_others(total):
     """Of bytes, JAX makes factorials of few digits."""
 
@@ -315,6 +316,7 @@ def _known_level(x, y=None):
     numpyro.sample("y", dist.Normal(6 + slope * x, 1), obs=y)
 
 
+@pytest.mark.thorough
 def test_points_are_no_unknowns():
     x, y = np.arange(4.0), np.array([6.5, 7.0, 9.0, 8.5])
     fits = [EP(model, progress_bar=False) for model in (_fixed_level, _known_level)]

@@ -12,6 +12,7 @@ from numpyro_ext.structure import ModelStructureError, read_bilinear
 from numpyro_ext.structure.bilinear import CoupledSide
 from numpyro_ext.structure.bilinear.read import read_like
 from tests.compilations import compiled_programs
+from tests.tiers import few
 
 USERS, ITEMS, RANK = 4, 6, 2
 RNG = np.random.default_rng(0)
@@ -90,6 +91,7 @@ def itself():
     answer(jnp.sum(users()[USER] * (h[:, FIRST] - h[:, second]).T, -1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "num_roots", "width"),
     [
@@ -121,6 +123,7 @@ def test_ways_of_writing(model, num_roots, width):
     np.testing.assert_allclose(form.predictor(*reading.vectors(unknowns)), predictor(unknowns), atol=tol)
 
 
+@pytest.mark.thorough
 def test_a_process_of_each_user_belongs_to_the_users():
     """Not to the items, at whose places it is seen too: to them it would be a component for each user."""
 
@@ -263,12 +266,15 @@ def correlated_components():
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [
-        (learned_weights, "depend on hyperparameters"),
-        (missing_weights, r"vectors of \['h'\] are not finite in 1 cells; the first is cell 4"),
-        (weights_of_components, "same for all components"),
-        (correlated_components, "component"),
-    ],
+    few(
+        [
+            (learned_weights, "depend on hyperparameters"),
+            (missing_weights, r"vectors of \['h'\] are not finite in 1 cells; the first is cell 4"),
+            (weights_of_components, "same for all components"),
+            (correlated_components, "component"),
+        ],
+        2,
+    ),
     ids=lambda x: getattr(x, "__name__", None),
 )
 def test_refusals(model, words):

@@ -194,6 +194,7 @@ def test_parameters_of_likelihoods_and_several_sites():
     np.testing.assert_array_equal(form.potential.label, np.concatenate([Y[used] > 1, Y[:4] > 2]))
 
 
+@pytest.mark.thorough
 def test_hyperparameters_and_what_they_touch():
     reading = read_bilinear(everything, check=False)
     assert set(reading.hyper) == {"centre", "intercept"}
@@ -275,19 +276,22 @@ def missing_covariate():
 
 @pytest.mark.parametrize(
     "model, words",
-    [
-        (missing_covariate, ["predictor of site 'y'", "1 cells (the first is at index (3,))", "NaN"]),
-        (trilinear, ["'t'", "'w'", "'z'", "not bilinear", "field="]),
-        (shared_block, ["'w'", "multiplied with itself"]),
-        (shared_block_with_bias, ["'w'", "multiplied with itself"]),
-        (no_product, ["no product", "VariationalGaussian"]),
-        (other_likelihood, ["'y'", "laplace", "Poisson", "NUTS"]),
-        (unknown_link, ["'y'", "not recognised", "softplus"]),
-        (mixed_likelihoods, ["'y' and 'seen'", "PoissonExpPotential and LogitPotential", "one family"]),
-        (out_of_range, ["'w'", "out of range", "length 4"]),
-        (nothing_observed, ["no observed site"]),
-        (flat, ["'w'", "flat prior"]),
-    ],
+    few(
+        [
+            (missing_covariate, ["predictor of site 'y'", "1 cells (the first is at index (3,))", "NaN"]),
+            (trilinear, ["'t'", "'w'", "'z'", "not bilinear", "field="]),
+            (shared_block, ["'w'", "multiplied with itself"]),
+            (shared_block_with_bias, ["'w'", "multiplied with itself"]),
+            (no_product, ["no product", "VariationalGaussian"]),
+            (other_likelihood, ["'y'", "laplace", "Poisson", "NUTS"]),
+            (unknown_link, ["'y'", "not recognised", "softplus"]),
+            (mixed_likelihoods, ["'y' and 'seen'", "PoissonExpPotential and LogitPotential", "one family"]),
+            (out_of_range, ["'w'", "out of range", "length 4"]),
+            (nothing_observed, ["no observed site"]),
+            (flat, ["'w'", "flat prior"]),
+        ],
+        4,
+    ),
     ids=lambda x: getattr(x, "__name__", None),
 )
 def test_refusals(model, words):
@@ -318,6 +322,7 @@ def test_counts_of_several_outcomes_are_refused_by_name(totals):
             read_bilinear(model, (counts,), takes_any_factor=takes_any)
 
 
+@pytest.mark.thorough
 def test_values_that_are_given_may_be_many():
     """Nothing is maximised over them; the reading compares the form with the density of the model at them."""
 

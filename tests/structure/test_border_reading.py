@@ -75,6 +75,7 @@ def test_effects_of_few_groups_are_the_border():
     assert border.columns.shape == (300, 2) and border.shared.shape == (3,)
 
 
+@pytest.mark.thorough
 def test_of_two_large_factors_the_smaller_is_a_border_by_its_entries():
     """Numbers of rows times levels of the border are made nowhere."""
     rng = np.random.default_rng(1)

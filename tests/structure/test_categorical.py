@@ -260,6 +260,7 @@ def test_ep_refuses_vector_factors_one_predictor_at_a_time():
         EP(softmax, schedule="sequential").run(jax.random.key(0), X, LABEL)
 
 
+@pytest.mark.thorough
 def test_ep_takes_stick_breaking():
     engine = EP(stick_breaking)
     engine.run(jax.random.key(0), X, LABEL)
@@ -267,6 +268,7 @@ def test_ep_takes_stick_breaking():
     assert engine.log_predictive(X, LABEL)["y"].shape == (7,)
 
 
+@pytest.mark.thorough
 def test_held_out_probabilities_of_stick_breaking_sum_to_one():
     def model(label):
         eta = numpyro.sample("eta", dist.Normal(0.5, 1.5).expand([7, 2]).to_event(2))
@@ -283,6 +285,7 @@ def test_held_out_probabilities_of_stick_breaking_sum_to_one():
     np.testing.assert_allclose(np.exp(values).sum(), 1.0, rtol=1e-10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [softmax, *thorough(stick_breaking)])
 def test_missing_categories_are_not_scored(model):
     engine = VariationalGaussian(model, progress_bar=False)
@@ -309,6 +312,7 @@ def dense_bound(reading, bound, mean, scale_tril):
     return float(np.sum((own - moments.value)[kept]) - divergence)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "bound", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("bohning", "log", "tilted")), "exact"]
 )

@@ -13,6 +13,7 @@ from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.structure.bilinear.read import read_bilinear
 from numpyro_ext.structure.program.program import make_program
 from tests.compilations import compiled_programs
+from tests.tiers import few
 
 pytestmark = pytest.mark.usefixtures("no_faults")
 
@@ -41,7 +42,7 @@ def check(engine, y, scale):
     np.testing.assert_allclose(engine.log_evidence, log_evidence, rtol=RTOL)
 
 
-@pytest.mark.parametrize("make", [EP, LaplaceApproximation, VariationalGaussian])
+@pytest.mark.parametrize("make", few([EP, LaplaceApproximation, VariationalGaussian], 1))
 def test_a_number_that_changed_once_compiles_nothing_again(make):
     engine = make(around_the_mean, progress_bar=False)
     rng = np.random.default_rng(0)
@@ -56,6 +57,7 @@ def test_a_number_that_changed_once_compiles_nothing_again(make):
     assert not names
 
 
+@pytest.mark.thorough
 def test_models_that_are_equal_but_for_numbers_keep_their_own():
     def model_with(loc, scale):
         def model(y):
@@ -126,7 +128,8 @@ def of_either_sign(x, y, level, slope):
     numpyro.sample("y", dist.Bernoulli(probs=level + slope * jax.nn.sigmoid(w * x - 0.1)), obs=y)
 
 
-@pytest.mark.parametrize("make", [EP, LaplaceApproximation])
+@pytest.mark.thorough
+@pytest.mark.parametrize("make", few([EP, LaplaceApproximation], 1))
 def test_numbers_that_decide_the_sign_of_a_predictor(make):
     engine, found = make(of_either_sign, progress_bar=False), []
     for level, slope in ((0.0, 1.0), (1.0, -1.0), (0.0, 1.0), (1, -1)):
@@ -136,6 +139,7 @@ def test_numbers_that_decide_the_sign_of_a_predictor(make):
     np.testing.assert_allclose(found[1:], [found[0]] * 3, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_numbers_that_decide_the_form_of_products():
     def model(y, level, slope):
         with numpyro.plate("rows", 4):

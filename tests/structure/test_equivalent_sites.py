@@ -69,6 +69,7 @@ def test_truncated_densities_are_finite_wherever_the_location_is(low, high):
     np.testing.assert_allclose(found, expected, rtol=1e-9 if found.dtype == np.float64 else 1e-3)
 
 
+@pytest.mark.thorough
 def test_compound_counts_have_no_jumps():
     # Those of betaln in JAX are of 1e-6, where an argument is eight.
     mean, size = np.linspace(0.1, 0.9, 9), np.array([3.0, 8.0, 12.0])[:, None]

@@ -54,7 +54,8 @@ def test_what_is_put_together():
     assert jax.tree.structure(joined(one)) == jax.tree.structure(one)
 
 
-@pytest.mark.parametrize("algorithm", [*thorough(expectation_propagation), laplace, natural_gradient])
+@pytest.mark.thorough
+@pytest.mark.parametrize("algorithm", [*thorough(expectation_propagation, natural_gradient), laplace])
 def test_evidence_and_gradient_are_those_of_the_separate_families(algorithm, monkeypatch):
     def found(scale):
         form = form_of_many(scale)

@@ -213,6 +213,7 @@ def test_deterministic_sites() -> None:
         np.testing.assert_allclose(mapped.reshape(reading.site_shapes[name]), values[name], rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_condition_do_and_reparam_around_the_model() -> None:
     def model() -> None:
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))

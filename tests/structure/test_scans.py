@@ -290,6 +290,7 @@ def test_sites_beside_the_state_space_keep_their_marginals() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_each_step_may_take_its_element_of_a_site_outside() -> None:
     """As in forecasts where all drifts are sampled before the scan, which indexes them."""
 
@@ -335,7 +336,7 @@ def gaussian_state_space(y: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [scan_models.random_walk, sum_of_steps, walk_backwards, two_walks, gaussian_state_space]
+    "model", few([scan_models.random_walk, sum_of_steps, walk_backwards, two_walks, gaussian_state_space], 2)
 )
 def test_long_walks_are_state_spaces(model: Any) -> None:
     """Beside a matrix of the same steps; the density is NumPyro's, which is checked while reading."""

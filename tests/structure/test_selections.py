@@ -10,6 +10,7 @@ from jax import lax, random
 
 from numpyro_ext.infer import EP
 from numpyro_ext.structure import read_latent_gaussian
+from tests.tiers import few
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=24)
@@ -65,15 +66,18 @@ def two_probabilities(group):
 @pytest.mark.float32
 @pytest.mark.parametrize(
     ("model", "label"),
-    [
-        (two_rates, "poisson, exp link"),
-        (two_predictors, "poisson, exp link"),
-        (two_rates_of_an_exposure, "poisson, exp link"),
-        (two_numbers, "poisson, exp link"),
-        (three_rates, "poisson, exp link"),
-        (two_softplus, "poisson, softplus link"),
-        (two_probabilities, "logistic link"),
-    ],
+    few(
+        [
+            (two_rates, "poisson, exp link"),
+            (two_predictors, "poisson, exp link"),
+            (two_rates_of_an_exposure, "poisson, exp link"),
+            (two_numbers, "poisson, exp link"),
+            (three_rates, "poisson, exp link"),
+            (two_softplus, "poisson, softplus link"),
+            (two_probabilities, "logistic link"),
+        ],
+        3,
+    ),
 )
 def test_the_same_function_of_either_is_a_function_of_a_selection(model, label):
     """The reading is compared with NumPyro's density; blocks show that no row joins two branches."""
@@ -111,7 +115,7 @@ def two_densities(group):
     numpyro.factor("y", jnp.where(group == 0, u, v))
 
 
-@pytest.mark.parametrize("model", [stacked, by_choose, by_select, two_links, a_link_with_a_pole, two_densities])
+@pytest.mark.parametrize("model", few([stacked, by_choose, by_select, two_links, a_link_with_a_pole, two_densities], 2))
 def test_other_functions_have_one_predictor_each(model):
     reading = read_latent_gaussian(model, (GROUP,))
     assert "elementwise factor, by quadrature" in reading.describe()

@@ -59,6 +59,7 @@ def _coefficients(scale: Any = 1.0) -> Any:
     return numpyro.sample("s", dist.Laplace(0.0, scale).expand([SIZE]).to_event(1))
 
 
+@pytest.mark.thorough
 def test_masked_wavelet_model_with_hyperparameters() -> None:
     def model(y: Any) -> None:
         scale = numpyro.sample("scale", dist.HalfNormal(2.0))
@@ -143,6 +144,7 @@ def test_priors_with_the_same_parameters_are_told_apart() -> None:
     assert laplace.structure_key != normal.structure_key
 
 
+@pytest.mark.thorough
 def test_several_transforms_and_several_observed_sites() -> None:
     def model(y: Any, spectrum: Any) -> None:
         s = _coefficients(0.5)
@@ -328,6 +330,7 @@ def test_total_variation_of_white_coefficients_reads_in_linear_memory() -> None:
     np.testing.assert_allclose(adjoint, expected_adjoint, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_forests() -> None:
     tree = wavelet_forest(TRANSFORM)
     groups = tree.num_groups

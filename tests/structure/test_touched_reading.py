@@ -19,6 +19,7 @@ from numpyro_ext.structure.latent_gaussian import touched as module
 from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts
 from numpyro_ext.structure.model.verification import log_densities
 from tests.readings import with_layouts
+from tests.tiers import few
 
 from .grammar_of_comparisons import random_comparison_model
 
@@ -216,7 +217,8 @@ def means_of_cells(y, num_cells):
         numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
 
-@pytest.mark.parametrize("num_cells", [50, 51])
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_cells", few([50, 51], 1))
 def test_curvature_is_computed_for_few_numbers(num_cells):
     engine = LaplaceApproximation(means_of_cells, progress_bar=False)
     engine.run(jax.random.key(0), np.arange(num_cells) % 5 + 1, num_cells)
@@ -266,6 +268,7 @@ def test_other_comparisons_of_the_same_shape_compile_nothing():
     assert keys[0] == keys[1]
 
 
+@pytest.mark.thorough
 def test_quantities_that_are_not_those_of_the_rows_are_refused(monkeypatch):
     build = module.TouchedRows.build
 
