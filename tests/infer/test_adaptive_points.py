@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy.special import gammaln, logsumexp
-from scipy.stats import chi, halfnorm, norm
+from scipy.stats import chi, halfcauchy, halfnorm, norm
 
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.gaussian.integration.judgement import judge_points, judge_ratios
@@ -102,7 +102,7 @@ def test_three_scales_against_quadrature():
 
 
 @pytest.mark.thorough
-def test_a_normal_approximation_of_a_scale_is_warned_of():
+def test_a_normal_approximation_has_the_skewness_of_a_scale():
     y, sigma = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
     def schools(y):
@@ -110,18 +110,36 @@ def test_a_normal_approximation_of_a_scale_is_warned_of():
         theta = numpyro.sample("theta", dist.Normal(mu, tau).expand([8]))
         numpyro.sample("y", dist.Normal(theta, sigma), obs=y)
 
+    grid = np.linspace(-8.0, 6.0, 2001)
+    covariance = np.diag(sigma**2) + np.exp(2.0 * grid)[:, None, None] * np.eye(8) + 25.0
+    log_density = -0.5 * np.linalg.slogdet(covariance)[1] - 0.5 * np.linalg.solve(covariance, y) @ y
+    log_density += halfcauchy.logpdf(np.exp(grid), scale=5.0) + grid
+    weights = np.exp(log_density - logsumexp(log_density))
+    mean = weights @ np.exp(grid)
+    sd = np.sqrt(weights @ (np.exp(grid) - mean) ** 2)
+    engine = EP(schools, integrate="normal", progress_bar=False)
+    engine.run(KEY, y)
+    assert engine.diagnostics.converged and engine.diagnostics.messages == ()
+    tau = engine.hyper["tau"]
+    assert abs(float(tau.mean) - mean) < 0.1 * sd and abs(float(tau.sd) / sd - 1.0) < 0.05
+
+
+def squared(y):
+    """Data that know the square of a number."""
+    m = numpyro.sample("m", dist.Normal(0, 1))
+    f = numpyro.sample("f", dist.Normal(m**2, 0.5))
+    numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+
+@pytest.mark.thorough
+def test_a_normal_approximation_of_a_density_that_is_none_is_warned_of():
     with pytest.warns(UserWarning, match="density of the hyperparameters is not normal.*integrate='adaptive'"):
-        engine = EP(schools, integrate="normal", progress_bar=False)
-        engine.run(KEY, y)
+        engine = EP(squared, integrate="normal", progress_bar=False)
+        engine.run(KEY, np.array(1.5))
     assert not engine.diagnostics.converged
 
 
 def test_two_modes_that_are_both_integrated_over_are_not_told():
-    def squared(y):
-        m = numpyro.sample("m", dist.Normal(0, 1))
-        f = numpyro.sample("f", dist.Normal(m**2, 0.5))
-        numpyro.sample("y", dist.Normal(f, 0.3), obs=y)
-
     engine = EP(squared, progress_bar=False)
     engine.run(KEY, np.array(1.5))
     grid = np.linspace(-6.0, 6.0, 4001)

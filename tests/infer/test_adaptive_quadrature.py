@@ -16,6 +16,7 @@ from scipy.integrate import quad
 from scipy.special import logsumexp
 from scipy.stats import norm, poisson
 
+from numpyro_ext.compilation import store
 from numpyro_ext.infer import AdaptiveQuadrature, Quadrature
 from numpyro_ext.infer.gaussian.algorithms.shared_columns import SharedColumns
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
@@ -140,6 +141,7 @@ def test_information_is_the_hessian_of_the_evidence(regression):
 @pytest.mark.thorough
 def test_a_fit_with_standard_errors_compiles_few_programs():
     """Rough and exact second derivatives are one program, and so are all standard errors."""
+    store.clear()  # other tests may have left programs of this structure
     with compiled_programs() as names, pytest.warns(UserWarning, match="set to a point"):
         engine = AdaptiveQuadrature(two_parameter_logistic, integrate="none")
         engine.run(jax.random.key(0), _answers())
