@@ -1,4 +1,5 @@
-"""Marks that students give lecturers: crossed effects of up to 4,114 levels, first and next runs of engines.
+"""Marks that students give lecturers: crossed effects of up to 4,114 levels, first and next runs of engines; and a
+million rows of 50,000 groups.
 
 ``python -m benchmarks.crossed_table`` writes ``results/<date>-crossed.md`` anew after each row; ``--sizes``, ``--by``
 and ``--families`` name rows. Each has a process of its own, with one thread for linear algebra, so that the first run
@@ -30,13 +31,21 @@ from .results_table import write_report
 
 ENGINES = {"Laplace": LaplaceApproximation, "EP": EP}
 FAMILIES = ("logistic", "Gaussian")
-SIZES = {"5000": (5_000, 200, 80), "20000": (20_000, 800, 300), "insteval": (73_421, 2_972, 1_128), "real": None}
-"""Rows, students and lecturers of simulated marks, beside 14 departments."""
+SIZES = {
+    "5000": (5_000, 200, 80),
+    "20000": (20_000, 800, 300),
+    "insteval": (73_421, 2_972, 1_128),
+    "real": None,
+    "million": (1_000_000, 50_000),
+}
+"""Rows, students and lecturers of simulated marks, beside 14 departments; rows and groups, where there are no others."""
 PEERS = {
     ("5000", "logistic"): "lme4 0.6, glmmTMB 1.5, GPBoost 0.8",
     ("20000", "logistic"): "glmmTMB 8.9, GPBoost 3.9",
     ("insteval", "logistic"): "lme4 179, glmmTMB 149, GPBoost 6.5",
     ("insteval", "Gaussian"): "lme4 44, glmmTMB 105, GPBoost 4.4",
+    ("million", "logistic"): "glmmTMB 249",
+    ("million", "Gaussian"): "lme4 21",
 }
 """CPU-seconds of lme4 1.1-31, glmmTMB 1.1.5 and GPBoost 1.8 on such data, measured earlier."""
 WANTED = {
@@ -45,6 +54,8 @@ WANTED = {
     ("insteval", "logistic", "EP"): "– / 89",
     ("insteval", "Gaussian", "Laplace"): "– / 18",
     ("insteval", "Gaussian", "EP"): "– / 18",
+    ("million", "logistic", "Laplace"): "– / 75",
+    ("million", "Gaussian", "Laplace"): "– / 21",
 }
 """CPU-seconds that a first and a next run should take at most."""
 
@@ -58,28 +69,49 @@ def marks(s: Any, d: Any, i: Any, x: Any, y: Any = None, *, num_levels: tuple[in
         ui = numpyro.sample("ui", dist.Normal(0, scale[1]))
     with numpyro.plate("departments", num_levels[2]):
         ud = numpyro.sample("ud", dist.Normal(0, scale[2]))
-    mean = a + b * x + us[s] + ui[i] + ud[d]
+    _observe(a + b * x + us[s] + ui[i] + ud[d], family, y)
+
+
+def grouped(g: Any, x: Any, y: Any = None, *, num_levels: tuple[int], family: str) -> None:
+    a, b = numpyro.sample("a", dist.Normal(0, 5)), numpyro.sample("b", dist.Normal(0, 5))
+    scale = numpyro.sample("scale", dist.HalfNormal(1).expand([1]).to_event(1))
+    with numpyro.plate("groups", num_levels[0]):
+        u = numpyro.sample("u", dist.Normal(0, scale[0]))
+    _observe(a + b * x + u[g], family, y)
+
+
+def _observe(mean: Any, family: str, y: Any) -> None:
     noise = numpyro.sample("noise", dist.HalfNormal(1)) if family == "Gaussian" else None
-    with numpyro.plate("rows", len(x)):
+    with numpyro.plate("rows", len(mean)):
         numpyro.sample("y", dist.Bernoulli(logits=mean) if noise is None else dist.Normal(mean, noise), obs=y)
 
 
-def data(size: str, family: str, seed: int) -> tuple[tuple[np.ndarray, ...], tuple[int, int, int]]:
-    """Columns of :func:`marks`, and numbers of levels."""
+def data(size: str, family: str, seed: int) -> tuple[tuple[np.ndarray, ...], tuple[int, ...]]:
+    """Columns of :func:`marks` or :func:`grouped`, and numbers of levels."""
     shape = SIZES[size]
     if shape is None:
         return _real(family, seed)
-    (rows, students, lecturers), draws = shape, np.random.default_rng(seed)
+    draws = np.random.default_rng(seed)
+    if len(shape) == 2:
+        rows, groups = shape
+        g, x = draws.integers(0, groups, rows), draws.normal(size=rows)
+        mean = 0.3 + 0.5 * x + 0.5 * draws.normal(size=groups)[g]
+        return (g, x, _outcomes(mean, family, draws)), (groups,)
+    rows, students, lecturers = shape
     s, i = draws.integers(0, students, rows), draws.integers(0, lecturers, rows)
     d, x = draws.integers(0, 14, lecturers)[i], draws.normal(size=rows)
     effects = 0.28 * draws.normal(size=students)[s] + 0.5 * draws.normal(size=lecturers)[i]
     mean = 0.3 + 0.5 * x + effects + 0.11 * draws.normal(size=14)[d]
+    return (s, d, i, x, _outcomes(mean, family, draws)), (students, lecturers, 14)
+
+
+def _outcomes(mean: np.ndarray, family: str, draws: np.random.Generator) -> np.ndarray:
     if family == "Gaussian":
-        return (s, d, i, x, mean + 1.2 * draws.normal(size=rows)), (students, lecturers, 14)
-    return (s, d, i, x, (draws.random(rows) < 1.0 / (1.0 + np.exp(-mean))).astype(int)), (students, lecturers, 14)
+        return mean + 1.2 * draws.normal(size=len(mean))
+    return (draws.random(len(mean)) < 1.0 / (1.0 + np.exp(-mean))).astype(int)
 
 
-def _real(family: str, seed: int) -> tuple[tuple[np.ndarray, ...], tuple[int, int, int]]:
+def _real(family: str, seed: int) -> tuple[tuple[np.ndarray, ...], tuple[int, ...]]:
     with gzip.open(data_path("insteval", "insteval.csv.gz"), "rt", encoding="utf-8") as lines:
         names = next(lines).strip().split(",")
         columns = dict(zip(names, np.loadtxt(lines, int, delimiter=",").T, strict=True))
@@ -96,7 +128,7 @@ def measure(size: str, family: str, by: str) -> dict[str, Any]:
     for name, seed in (("first", 1), ("next", 2)):
         columns, num_levels = data(size, family, seed)
         start = time.process_time()
-        engine = ENGINES[by](marks, progress_bar=False)
+        engine = ENGINES[by](grouped if len(num_levels) == 1 else marks, progress_bar=False)
         engine.run(random.key(0), *columns, num_levels=num_levels, family=family)
         engine.get_samples()
         found[name] = time.process_time() - start

@@ -297,6 +297,7 @@ class Engine(GaussianAnswers):
             hyper_tol=options.hyper_tol,
             max_iterations=options.max_hyper_steps,
             least_probes=self._costs.least_probes,
+            least_measured_rows=self._costs.least_measured_rows,
             is_density_unconstrained=self.integrate != "none",
             marginals_fn=self._marginals_fn if self._integrates(space) else None,
         )

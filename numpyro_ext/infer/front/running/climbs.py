@@ -22,6 +22,8 @@ __all__ = ["Climb", "Searches"]
 
 _EVALUATIONS_OF_METRICS = 4, 13
 """Evaluations after which a metric is made anew, and up to which."""
+_EVALUATIONS_BEFORE_DIFFERENCES = 3
+"""Evaluations after which a metric is measured by differences; shorter searches need none."""
 
 
 class Climb(NamedTuple):
@@ -48,6 +50,9 @@ class Climb(NamedTuple):
     """``(search, is_rough=)``: second derivatives of the objective at the best point of a search, where they are
     known without probes, as the sum of those with the unknowns known and what is lost as they are not; a rough estimate
     of them is a metric from the first step on."""
+    differences: Callable[[SearchState], np.ndarray] | None = None
+    """Second derivatives of the objective near the best point of a search, by an evaluation for each coordinate, for a
+    metric soon after the start."""
     num_first: int = 1
     """Evaluations of the first chunk of a search: one, to have something soon, where they take time."""
     most_escapes: int = 5
@@ -98,6 +103,10 @@ class Searches:
             self.progress(int(search.num_iterations) - before)
             if self._is_metric_due(search):
                 search = self.current = with_metric(search, without_leaps(*self._second_derivatives(search, True)))
+            if self.climb.differences is not None and not is_first and self._is_unmeasured(search):
+                measured = self.climb.differences(search)
+                self.num_evaluations += len(measured)
+                search = self.current = with_metric(search, measured)
             is_first = False
             if self.climb.probe_locally is not None and search.metric is not None and is_due(search):
                 measured = self.climb.probe_locally(search, np.asarray(True))
@@ -109,10 +118,15 @@ class Searches:
         """Evaluations of the next chunk."""
         if is_first:
             return self.climb.num_first
+        if self.climb.differences is not None and self._is_unmeasured(search):
+            return max(1, _EVALUATIONS_BEFORE_DIFFERENCES - int(search.num_evaluations))
         is_early = (
             self.climb.second_derivatives is not None and int(search.num_evaluations) < _EVALUATIONS_OF_METRICS[-1]
         )
         return _EVALUATIONS_OF_METRICS[0] if is_early else EVALUATIONS_PER_CHUNK
+
+    def _is_unmeasured(self, search: SearchState) -> bool:
+        return bool(search.is_searching) and int(search.num_iterations) > 0 and not np.any(search.metric)
 
     def _is_metric_due(self, search: SearchState) -> bool:
         if self.climb.second_derivatives is None or not bool(search.is_searching):

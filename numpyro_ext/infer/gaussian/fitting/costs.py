@@ -19,6 +19,8 @@ class FitCosts(NamedTuple):
 
     least_probes: int = 50_000
     """Rows times hyperparameters from which curvatures come from factors held at the end of a search."""
+    least_measured_rows: int = 5_001
+    """Rows from which a search over a few hyperparameters measures its curvature on the way: where fits are dear."""
     most_lanes: int = 32
     """Data sets that are fitted at once."""
     most_points: int = 20_000

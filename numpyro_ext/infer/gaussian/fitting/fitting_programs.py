@@ -40,6 +40,9 @@ _LEAST_HYPER = 8
 MOST_CURVED, _MOST_LOCAL = 50, 500
 """Numbers of ``param`` sites, which have no density, up to which the curvature of their evidence is computed: by two
 fits of the field for each, and by local factors."""
+_STEP_OF_METRIC = 0.05
+"""Step of the differences by which a metric is measured; their errors are small beside how curvatures change on the
+way."""
 POINTS_PER_CALL = 9
 """Points of the hyperparameters, filled up, at which one call fits the field."""
 _LONGEST_TRACE = 500
@@ -63,6 +66,7 @@ class FittingPrograms:
         max_iterations: int,
         is_density_unconstrained: bool = False,
         least_probes: int = FIT_COSTS.least_probes,
+        least_measured_rows: int = FIT_COSTS.least_measured_rows,
         marginals_fn: Callable[..., object] | None = None,
     ) -> None:
         self._reading = reading
@@ -80,6 +84,10 @@ class FittingPrograms:
         self.probes_locally = algorithm.has_local_factors and num_params <= _MOST_LOCAL
         self.probes_locally &= space.size >= _LEAST_HYPER and num_probes >= least_probes
         self.has_second_derivatives = algorithm.has_second_derivatives and space.size > 0
+        # One hyperparameter has no metric but its own step.
+        self.measures_metric = self._marginals_fn is not None and 2 <= space.size < _LEAST_HYPER
+        self.measures_metric &= not self.has_second_derivatives
+        self.measures_metric &= reading.abstract_form.num_rows >= least_measured_rows
         self.has_curvature = self.probes_locally or self.has_second_derivatives or num_params <= MOST_CURVED
 
         # Compiled only as a part of others, but traced once for all of them.
@@ -172,6 +180,21 @@ class FittingPrograms:
             is_held=is_held,
             hyper_tol=self._hyper_tol,
         )
+
+    def differences(self, data: object, fixed: dict[str, Array], search: SearchState) -> np.ndarray:
+        """Second derivatives of the objective near the best point of a search, by a difference of gradients along each
+        axis: rough ones, for a metric."""
+        assert self._marginals_fn is not None
+        best, values = search.best, np.asarray(search.values)
+        index = np.minimum(np.arange(POINTS_PER_CALL), values.size - 1)
+        points = values + _STEP_OF_METRIC * np.eye(values.size, dtype=values.dtype)
+        states = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], POINTS_PER_CALL, axis=0), best.state)
+        tol = np.asarray(max(self.tol, self._hyper_tol), values.dtype)
+        found = self.fits(
+            data, fixed, points[index], values.size, states, tol, False, True, marginals_fn=self._marginals_fn
+        )
+        matrix = (np.asarray(found.gradient)[: values.size] - np.asarray(best.gradient)) / _STEP_OF_METRIC
+        return 0.5 * (matrix + matrix.T)
 
     def _second_derivatives(
         self, data: object, fixed: dict[str, Array], search: SearchState, *, is_rough: bool | Array
@@ -335,7 +358,7 @@ class FittingPrograms:
         if key not in self._shapes:
             self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
         shapes = self._shapes[key]
-        has_metric = self.probes_locally or self.has_second_derivatives
+        has_metric = self.probes_locally or self.has_second_derivatives or self.measures_metric
         has_probes = self.has_curvature and not self.has_second_derivatives
         has = {"has_metric": has_metric, "has_curvature": has_probes, "may_be_coarse": True}
         start = hyper_search.init_search(shapes, values, state, **has)
