@@ -38,7 +38,7 @@ SIZES = {
     "real": None,
     "million": (1_000_000, 50_000),
 }
-"""Rows, students and lecturers of simulated marks, beside 14 departments; rows and groups, where there are no others."""
+"""Rows, students and lecturers of simulated marks, beside 14 departments; or rows and groups alone."""
 PEERS = {
     ("5000", "logistic"): "lme4 0.6, glmmTMB 1.5, GPBoost 0.8",
     ("20000", "logistic"): "glmmTMB 8.9, GPBoost 3.9",

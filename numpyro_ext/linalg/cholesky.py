@@ -13,7 +13,9 @@ __all__ = [
     "LARGEST_DENSE",
     "cholesky",
     "cholesky_inverse",
+    "cholesky_of_lower",
     "cholesky_solve",
+    "from_lower",
     "gram_of_lower",
     "half_log_determinant",
     "inverse_lower",
@@ -64,6 +66,24 @@ def cholesky(matrix: Array) -> Array:
     if _is_small(matrix):
         return _cholesky_written_out(matrix)
     return _one_by_one(lambda one: jax.lax.linalg.cholesky(one, symmetrize_input=False), matrix)
+
+
+def from_lower(matrix: Array) -> Array:
+    """Symmetric matrix of shape ``(n, n)`` with the lower triangle of another one."""
+    return jnp.tril(matrix) + jnp.tril(matrix, -1).T
+
+
+@jax.custom_jvp
+def cholesky_of_lower(matrix: Array) -> Array:
+    """:func:`cholesky` of the symmetric matrix with this lower triangle, of shape ``(n, n)``; what stands above it may
+    be anything. A copy across the diagonal would take as long as a factorisation of some thousand unknowns."""
+    return cholesky(matrix)
+
+
+@cholesky_of_lower.defjvp
+def _cholesky_of_lower_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (matrix,), (change,) = primals, tangents
+    return cholesky_of_lower(matrix), jax.jvp(cholesky, (from_lower(matrix),), (from_lower(change),))[1]
 
 
 def half_log_determinant(factor: Array) -> Array:

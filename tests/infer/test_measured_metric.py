@@ -1,4 +1,4 @@
-"""Searches over a few hyperparameters that measure their curvature on the way: the same maximum in fewer evaluations."""
+"""Searches that measure their curvature on the way: the same maximum in fewer evaluations."""
 
 import jax
 import numpy as np

@@ -53,8 +53,15 @@ def test_visits_are_evaluations_and_leave_the_search_as_it_is(is_known):
     @jax.jit
     def both(start, visits, num_evaluations):
         return search_and_visit(
-            own,
-            lambda values, found, is_visit: (values, found.objective, found.state, is_visit, found.gradient),
+            lambda *place: (own(*place), place[1]),
+            lambda values, found, held, is_visit: (
+                values,
+                found.objective,
+                found.state,
+                is_visit,
+                found.gradient,
+                held,
+            ),
             start,
             visits,
             num_evaluations=num_evaluations,
@@ -64,7 +71,7 @@ def test_visits_are_evaluations_and_leave_the_search_as_it_is(is_known):
             trace_length=LENGTH,
         )
 
-    ended, objectives, (places, heights, (counts, tolerances), were_visits, slopes) = both(begin, visits, LENGTH)
+    ended, objectives, (places, heights, (counts, tolerances), were_visits, slopes, held) = both(begin, visits, LENGTH)
     for here, there in zip(jax.tree.leaves((ended, objectives)), jax.tree.leaves((alone, trace)), strict=True):
         np.testing.assert_allclose(here, there, rtol=1e-6, atol=1e-6)
     expected = [float(own(jnp.asarray(p), (0.0, 0.0), 0.1).objective) for p in points[:3]]

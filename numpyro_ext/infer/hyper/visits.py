@@ -33,8 +33,8 @@ class Visits(NamedTuple):
 
 
 def search_and_visit(
-    evaluate: Callable[[Array, object, object, object], Evaluation],
-    note: Callable[[Array, Evaluation, Array], object],
+    evaluate: Callable[[Array, object, object, object], tuple[Evaluation, Any]],
+    note: Callable[[Array, Evaluation, Any, Array], object],
     state: SearchState,
     visits: Visits,
     *,
@@ -46,8 +46,10 @@ def search_and_visit(
 ) -> tuple[SearchState, Array, Any]:
     """Visit points, which leave the search as it is, and go on with the search.
 
-    :param evaluate: ``(values, state, tol, with_gradient)``: the objective, with a fit of the field to this tolerance.
-    :param note: ``(values, evaluation, is_visit)``: what is kept of a visit; of an evaluation of the search nothing is.
+    :param evaluate: ``(values, state, tol, with_gradient)``: the objective, with a fit of the field to this tolerance,
+        and what that fit has at hand for ``note``.
+    :param note: ``(values, evaluation, held, is_visit)``: what is kept of a visit; of an evaluation of the search
+        nothing is.
     :param SearchState state: of the search.
     :param Visits visits: the points.
     :param field_tol: of fits of the search, as for :func:`~.digits.field_tolerance`. All else as for
@@ -68,8 +70,10 @@ def search_and_visit(
         own = proposal(state, tol), state.best.state
         values, begun = lax.cond(is_visit, lambda: (point, begun), lambda: own)
         own_tol = field_tolerance(state, field_tol, tol, max_iterations)
-        found = evaluate(values, begun, jnp.where(is_visit, visits.tol, own_tol), ~is_visit | visits.with_gradient)
-        noted = note(values, found, is_visit)
+        found, held = evaluate(
+            values, begun, jnp.where(is_visit, visits.tol, own_tol), ~is_visit | visits.with_gradient
+        )
+        noted = note(values, found, held, is_visit)
         notes = lax.cond(is_visit, lambda: with_element(notes, k, noted), lambda: notes)
         place = jnp.where(is_visit, trace_length, state.num_evaluations - start)
         height = jnp.where(jnp.isfinite(found.objective), found.objective, -jnp.inf)
@@ -80,7 +84,7 @@ def search_and_visit(
 
     def first(points: Array, states: object) -> Any:
         state = jax.tree.map(lambda leaf: leaf[0], states)
-        return note(points[0], evaluate(points[0], state, field_tol, start > 0), start > 0)
+        return note(points[0], *evaluate(points[0], state, field_tol, start > 0), start > 0)
 
     shapes = jax.eval_shape(first, visits.points, visits.states)
     notes = jax.tree.map(lambda leaf: jnp.zeros((len(visits.points), *leaf.shape), leaf.dtype), shapes)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ..cholesky import from_lower
 from .design import LEAST_ENTRIES, SparseRows
 
-__all__ = ["FEW_ENTRIES", "add_pairs", "gram_of_rows", "is_summed_by_pair", "sum_pairs"]
+__all__ = ["FEW_ENTRIES", "add_pairs", "gram_lower", "gram_of_rows", "is_summed_by_pair", "sum_pairs"]
 
 FEW_ENTRIES = 4
 """Entries of a row of which all pairs are looked up at once."""
@@ -55,13 +56,17 @@ def add_pairs(
 
 def gram_of_rows(design: SparseRows, weight: Array) -> Array:
     """``A^T diag(weight) A`` of shape ``(num_columns, num_columns)`` from the pairs of entries of every row."""
+    return from_lower(gram_lower(design, weight))
+
+
+def gram_lower(design: SparseRows, weight: Array) -> Array:
+    """Lower triangle of :func:`gram_of_rows`, with zeros above it."""
 
     def add(total: Array, i: Array, j: Array, terms: Array) -> Array:
         return total.at[i, j].add(terms)
 
     start = jnp.zeros((design.num_columns, design.num_columns), design.values.dtype)
-    lower = add_pairs(design.columns, design.values, weight, add, start)
-    return lower + jnp.tril(lower, -1).T
+    return add_pairs(design.columns, design.values, weight, add, start)
 
 
 def sum_pairs(columns: Array, values: Array, entries: Callable[[Array, Array], Array]) -> Array:

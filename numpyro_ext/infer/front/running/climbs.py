@@ -104,9 +104,9 @@ class Searches:
             if self._is_metric_due(search):
                 search = self.current = with_metric(search, without_leaps(*self._second_derivatives(search, True)))
             if self.climb.differences is not None and not is_first and self._is_unmeasured(search):
-                measured = self.climb.differences(search)
-                self.num_evaluations += len(measured)
-                search = self.current = with_metric(search, measured)
+                curved = self.climb.differences(search)
+                self.num_evaluations += len(curved)
+                search = self.current = with_metric(search, curved)
             is_first = False
             if self.climb.probe_locally is not None and search.metric is not None and is_due(search):
                 measured = self.climb.probe_locally(search, np.asarray(True))

@@ -198,6 +198,20 @@ class Algorithm(ABC):
         same one if the algorithm knows of nothing quicker than its own steps."""
         return state
 
+    def solve_and_hold(
+        self, form: LatentGaussian, state: Any, *, num_steps: int, tol: float
+    ) -> tuple[Any, FitInfo, Any]:
+        """:meth:`solve`, and what it has made at its end and others would make again, such as a factorisation."""
+        return *self.solve(form, state, num_steps=num_steps, tol=tol), None
+
+    def held_evidence(self, form: LatentGaussian, state: PyTree, held: Any) -> Array:
+        """:meth:`log_evidence` at the end of a fit, with what that holds; of this the gradient takes no account."""
+        return self.log_evidence(form, state)
+
+    def held_posterior(self, form: LatentGaussian, state: PyTree, held: Any) -> Any:
+        """:meth:`posterior` at the end of a fit, with what that holds."""
+        return self.posterior(form, state)
+
     # All of them
 
     def fit(self, form: LatentGaussian, state: Any = None, *, num_steps: int, tol: float) -> tuple[Any, FitInfo, Array]:

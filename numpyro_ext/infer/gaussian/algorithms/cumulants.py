@@ -95,5 +95,5 @@ def correction(posterior: GaussianPosterior, maps: Mapping[str, AffineMap]) -> C
     log_ratio = 0.5 * (third @ cubes + fourth @ (correlation**4 @ fourth) / factorial(4))
     triples = jnp.sum((correlation @ (correlation**2 * third[:, None] * third)) * correlation, axis=1)
     shift = posterior.site_shift + (fourth * cubes + 0.25 * third * triples) / scale
-    moved = dataclasses.replace(posterior, site_shift=shift).mean
+    moved = dataclasses.replace(posterior, site_shift=shift, held=None).mean
     return Correction(log_ratio, {name: map_.design.matvec(moved) + map_.offset for name, map_ in maps.items()})

@@ -22,22 +22,23 @@ observations, :math:`e = C A^T a`, so that no covariance is inverted, or whitene
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ....linalg.gaussian.conditioning import LinearGaussian, Space
+from ....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space
 from ....linalg.gaussian.prior import is_flat, is_valid_prior
 from ....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
 from ....potentials import GaussianPotential
 from ....structure.latent_gaussian import LatentGaussian, joined
 from .fit_info import FitInfo
-from .mode_derivative import derivatives, evidence_at_mode, joint_gradient
+from .mode_derivative import at_point, derivatives, evidence_at_mode, joint_gradient
 from .posterior import GaussianPosterior, gaussian_prior
 from .supports import all_positive, may_vanish, sites_within_support
 
-__all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "step", "update"]
+__all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "solve_and_hold", "step", "update"]
 
 _MAX_HALVINGS = 50
 _SUFFICIENT_INCREASE = 1e-4
@@ -107,14 +108,19 @@ def step(form: LatentGaussian, state: State, *, space: Space = "auto") -> tuple[
 def solve(
     form: LatentGaussian, state: State, *, num_steps: int = 100, tol: float = 1e-8, space: Space = "auto"
 ) -> tuple[State, FitInfo]:
+    """:func:`solve_and_hold`, without what it holds."""
+    return solve_and_hold(form, state, num_steps=num_steps, tol=tol, space=space)[:2]
+
+
+def solve_and_hold(
+    form: LatentGaussian, state: State, *, num_steps: int = 100, tol: float = 1e-8, space: Space = "auto"
+) -> tuple[State, FitInfo, BorderPosterior | None]:
     """Newton's method to the mode, in one compiled loop.
 
     Near the mode further steps keep a factor where the space of the conditioning can (blocks with a border): they cost
-    a gradient and a triangular solve each. The factor of the last step serves the log evidence, too, where factors are
-    Gaussian or the step was below rounding.
-
-    From a point at which factors of no known family are zero it starts at one at which none is, if one is found
-    (:mod:`.supports`). A point whose log density overflows is no start: the mean of the prior takes its place.
+    a gradient and a triangular solve each. There the posterior at the mode is returned, too, for who needs its factor
+    again; where factors are Gaussian, it is that of the only step. In other spaces the factor of the last step serves
+    the log evidence where factors are Gaussian or the step was below rounding.
 
     :param LatentGaussian form: the model.
     :param State state: where to start; may come from another form of the same shapes.
@@ -122,7 +128,7 @@ def solve(
     :param float tol: bound on :attr:`Info.gradient_norm` before the last step, in posterior standard deviations. That
         step squares it, so nothing below the square root of the rounding error is asked for.
     :param str space: where to do the algebra.
-    :return: the last point and how the run ended.
+    :return: the last point, how the run ended, and the posterior there, of blocks with a border.
     """
     form = joined(form)
     prior = gaussian_prior(form, space)
@@ -131,28 +137,28 @@ def solve(
     state = State(coordinates, prior.predictor(coordinates), infinity, infinity)
     rounding = jnp.sqrt(jnp.finfo(infinity.dtype).eps)
     bound = jnp.maximum(tol, 2.0 * rounding)
-    Carry = tuple[State, Array, Array, Array, _Volume]
-
-    def proceed(carry: Carry) -> Array:
-        state, _, count, moved, _ = carry
-        return (count < num_steps) & ~(state.gradient_norm < bound) & moved
-
-    def advance(carry: Carry) -> Carry:
-        state, trace, count, _, _ = carry
-        state, info, volume = _step(form, prior, state, rounding)
-        return state, trace.at[count].set(info.objective), count + 1, info.step_length > 0, volume
-
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
-    start = state, trace, jnp.asarray(0), jnp.asarray(True), _Volume(infinity, infinity)
-    state, trace, count, _, volume = lax.while_loop(proceed, advance, start)
+    held: BorderPosterior | None = None
+    if isinstance(prior, BorderSpace) and _has_constant_curvature(form):
+        state, first, held = _only_step(form, prior, state, rounding)
+        trace, count, log_volume = trace.at[0].set(first), jnp.asarray(1), held.log_volume()
+    else:
+        state, trace, count, volume = _steps(form, prior, state, trace, bound, rounding)
     value, _, curvature = derivatives(form, state.predictor)
     objective = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(state.coordinates, state.coordinates)
     objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
-    log_volume = lax.cond(
-        volume.distance < rounding,
-        lambda: volume.log_volume,
-        lambda: prior.condition(curvature, jnp.zeros_like(curvature)).log_volume(),
-    )
+    if isinstance(prior, BorderSpace):
+        if held is None:
+            held = prior.condition(curvature, jnp.zeros_like(curvature))
+            log_volume = held.log_volume()
+        square = prior.inner(state.coordinates, state.coordinates) + jnp.sum(curvature * state.predictor**2)
+        held = dataclasses.replace(held, coordinates=state.coordinates, half_square=0.5 * square)
+    else:
+        log_volume = lax.cond(
+            volume.distance < rounding,
+            lambda: volume.log_volume,
+            lambda: prior.condition(curvature, jnp.zeros_like(curvature)).log_volume(),
+        )
     is_proper = jnp.isfinite(log_volume)
     if any(is_flat(block) for block in form.prior):
         # Newton's decrement also vanishes where factors saturate on the way to infinity (separated classes), but then
@@ -160,10 +166,50 @@ def solve(
         is_proper &= ~(state.gradient_norm > _SLOWEST_DECREASE * state.previous_norm)
     converged = (state.gradient_norm < bound) & jnp.isfinite(objective) & is_proper
     no_row = jnp.zeros((form.num_rows,), bool)
-    return state, FitInfo(converged, count, trace, state.gradient_norm, no_row, objective + log_volume)
+    return state, FitInfo(converged, count, trace, state.gradient_norm, no_row, objective + log_volume), held
 
 
-def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -> Array:
+def _steps(
+    form: LatentGaussian, prior: LinearGaussian, state: State, trace: Array, bound: Array, rounding: Array
+) -> tuple[State, Array, Array, _Volume]:
+    """Newton's steps up to the length of the trace: the last point, the trace, the number of steps and the volume."""
+    Carry = tuple[State, Array, Array, Array, _Volume]
+
+    def proceed(carry: Carry) -> Array:
+        state, _, count, moved, _ = carry
+        return (count < len(trace)) & ~(state.gradient_norm < bound) & moved
+
+    def advance(carry: Carry) -> Carry:
+        state, trace, count, _, _ = carry
+        state, info, volume = _step(form, prior, state, rounding)
+        return state, trace.at[count].set(info.objective), count + 1, info.step_length > 0, volume
+
+    infinity = state.gradient_norm
+    start = state, trace, jnp.asarray(0), jnp.asarray(True), _Volume(infinity, infinity)
+    state, trace, count, _, volume = lax.while_loop(proceed, advance, start)
+    return state, trace, count, volume
+
+
+def _only_step(
+    form: LatentGaussian, prior: BorderSpace, state: State, target: Array
+) -> tuple[State, Array, BorderPosterior]:
+    """The step to the mode of Gaussian factors, corrected with its factor until it is below rounding; the log joint
+    density before it, and the conditioning that it has made."""
+    value, slope, curvature = derivatives(form, state.predictor)
+    current = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(state.coordinates, state.coordinates)
+    conditioned = prior.condition(curvature, curvature * state.predictor + slope)
+    direction = _direction(form, prior, conditioned, state, curvature, target)
+    coordinates = state.coordinates + jnp.where(direction.is_ascent, direction.coordinates, 0.0)
+    predictor = state.predictor + jnp.where(direction.is_ascent, direction.predictor, 0.0)
+    first = jnp.sqrt(jnp.where(direction.is_ascent, direction.slope, jnp.inf))
+    has_chords = direction.last_norm < first
+    previous = jnp.where(has_chords, first, state.gradient_norm)
+    return State(coordinates, predictor, direction.last_norm, previous), current, conditioned
+
+
+def log_evidence(
+    form: LatentGaussian, state: State, *, space: Space = "auto", held: BorderPosterior | None = None
+) -> Array:
     """Laplace's approximation of the log evidence.
 
     The gradient with respect to ``form`` includes how the mode moves: the mode is held, one differentiable Newton
@@ -174,13 +220,17 @@ def log_evidence(form: LatentGaussian, state: State, *, space: Space = "auto") -
     :param LatentGaussian form: the model; differentiable.
     :param State state: the mode of ``form``.
     :param str space: where to do the algebra.
+    :param BorderPosterior held: the posterior at the mode, from :func:`solve_and_hold`, which saves a factorisation;
+        first derivatives alone are then right.
     :return: a scalar; nan where a prior is not positive definite or the curvature not that of a maximum.
     """
     form = joined(form)
     prior = gaussian_prior(form, space)
     is_exact = _has_constant_curvature(form)
-    if isinstance(prior, BorderSpace) and not is_exact:
-        total = evidence_at_mode(space, form, lax.stop_gradient(state.coordinates))
+    if isinstance(prior, BorderSpace) and (held is not None or not is_exact):
+        mode, factor = lax.stop_gradient(state.coordinates), None if held is None else held.factor
+        # The curvature of Gaussian factors does not change as the mode moves, where the density does not either.
+        total = at_point(space, form, mode, factor)[0] if is_exact else evidence_at_mode(space, form, mode, factor)
         return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), total, jnp.nan)
     predictor = lax.stop_gradient(prior.predictor(state.coordinates))
     _, slope, curvature = derivatives(form, predictor)
@@ -256,9 +306,14 @@ class _Direction(NamedTuple):
 
 
 def _direction(
-    form: LatentGaussian, prior: LinearGaussian, state: State, slope: Array, curvature: Array, target: Array | None
+    form: LatentGaussian,
+    prior: LinearGaussian,
+    conditioned: LinearGaussianPosterior,
+    state: State,
+    curvature: Array,
+    target: Array | None,
 ) -> _Direction:
-    conditioned = prior.condition(curvature, curvature * state.predictor + slope)
+    """Newton's direction at a point, from the posterior of the factors as they are expanded there."""
     coordinates = conditioned.coordinates - state.coordinates
     predictor = prior.predictor(coordinates)
     along = _square(prior, coordinates, predictor, curvature)
@@ -327,7 +382,9 @@ def _step(
 
     def attempt(carry: tuple[Array, _Direction]) -> tuple[Array, _Direction]:
         number, _ = carry
-        return number + 1, _direction(form, prior, state, slope, jnp.where(number == 0, curvature, absolute), target)
+        own = jnp.where(number == 0, curvature, absolute)
+        conditioned = prior.condition(own, own * state.predictor + slope)
+        return number + 1, _direction(form, prior, conditioned, state, own, target)
 
     # A loop, so that what is compiled holds the algebra once.
     zero = jnp.zeros_like(floor)

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ....linalg.gaussian.border.arrow import ArrowFactor
 from ....linalg.gaussian.conditioning import LinearGaussian, Space
-from ....linalg.gaussian.spaces.border_space import BorderPosterior
+from ....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
 from ....structure.latent_gaussian import LatentGaussian
 from .posterior import gaussian_prior
 
-__all__ = ["derivatives", "evidence_at_mode", "joint_gradient"]
+__all__ = ["at_point", "derivatives", "evidence_at_mode", "joint_gradient"]
 
 
 def derivatives(form: LatentGaussian, predictor: Array) -> tuple[Array, Array, Array]:
@@ -41,12 +42,15 @@ def joint_gradient(prior: LinearGaussian, coordinates: Array, slope: Array) -> A
     return pull(slope)[0] - towards_prior
 
 
-def _at_point(space: Space, form: LatentGaussian, coordinates: Array) -> tuple[Array, BorderPosterior]:
-    """Log joint density plus log volume at a point, and the posterior whose volume it is."""
+def at_point(
+    space: Space, form: LatentGaussian, coordinates: Array, held: ArrowFactor | None = None
+) -> tuple[Array, BorderPosterior]:
+    """Log joint density plus log volume at a point, and the posterior whose volume it is; by its factor, if that is at
+    hand."""
     prior = gaussian_prior(form, space)
+    assert isinstance(prior, BorderSpace)
     value, _, curvature = derivatives(form, prior.predictor(coordinates))
-    conditioned = prior.condition(curvature, jnp.zeros_like(curvature))
-    assert isinstance(conditioned, BorderPosterior)
+    conditioned = prior.condition(curvature, jnp.zeros_like(curvature), held)
     energy = 0.5 * prior.inner(coordinates, coordinates)
     total = form.log_constant + jnp.sum(value) - energy + conditioned.log_volume()
     return total, conditioned
@@ -72,20 +76,23 @@ def _mode(space: Space, form: LatentGaussian, coordinates: Array) -> Array:
 def _mode_jvp(space: Space, primals: Any, tangents: Any) -> tuple[Array, Array]:
     form, coordinates = primals
     mode = _mode(space, form, coordinates)
-    conditioned = _at_point(space, form, mode)[1]
+    conditioned = at_point(space, form, mode)[1]
     return mode, conditioned.covariance_product(_gradient_change(space, form, mode, tangents[0]))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def evidence_at_mode(space: Space, form: LatentGaussian, coordinates: Array) -> Array:
-    """Laplace's log evidence at the mode that was found, as a function of the form."""
-    return _at_point(space, form, coordinates)[0]
+def evidence_at_mode(space: Space, form: LatentGaussian, coordinates: Array, held: ArrowFactor | None = None) -> Array:
+    """Laplace's log evidence at the mode that was found, as a function of the form.
+
+    Derivatives of derivatives need a factor that is not held.
+    """
+    return at_point(space, form, coordinates, held)[0]
 
 
 @evidence_at_mode.defjvp
 def _evidence_at_mode_jvp(space: Space, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    form, coordinates = primals
+    form, coordinates, held = primals
     mode = _mode(space, form, coordinates)  # for second derivatives
-    total, linear, conditioned = jax.linearize(partial(_at_point, space), form, mode, has_aux=True)
+    total, linear, conditioned = jax.linearize(partial(at_point, space, held=held), form, mode, has_aux=True)
     move = conditioned.covariance_product(_gradient_change(space, form, mode, tangents[0]))
     return total, linear(tangents[0], move)

@@ -48,7 +48,7 @@ def shifted(posterior: GaussianPosterior) -> GaussianPosterior:
     """
     predictor, variance = posterior.predictor_moments()
     pull = jax.grad(lambda eta: 0.5 * jnp.sum(_curvature(posterior.form, eta) * variance))(predictor)
-    return dataclasses.replace(posterior, site_shift=posterior.site_shift + pull)
+    return dataclasses.replace(posterior, site_shift=posterior.site_shift + pull, held=None)
 
 
 def _curvature(form: LatentGaussian, predictor: Array) -> Array:

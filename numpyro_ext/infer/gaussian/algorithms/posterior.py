@@ -20,6 +20,7 @@ from ....linalg.gaussian.conditioning import (
 )
 from ....linalg.gaussian.design import AnyDesign, DenseDesign, OperatorRows, SparseRows, StateSpaceDesign
 from ....linalg.gaussian.mean_field_space import MeanFieldPosterior, MeanFieldSpace
+from ....linalg.gaussian.spaces.border_space import BorderPosterior
 from ....linalg.gaussian.spaces.coefficient_space import CoefficientPosterior
 from ....linalg.gaussian.spaces.operator_space import OperatorPosterior
 from ....linalg.gaussian.spaces.state_space import StatePosterior
@@ -123,9 +124,13 @@ class GaussianPosterior:
     covariance_family: Covariance = dataclasses.field(default="full", metadata={"static": True})
     """``"diagonal"``: independent unknowns, with the means that the sites give; see
     :class:`~numpyro_ext.linalg.gaussian.mean_field_space.MeanFieldSpace`."""
+    held: BorderPosterior | None = None
+    """Outcome of :meth:`condition`, where a fit has it at hand."""
 
     def condition(self, space: Space | None = None) -> LinearGaussianPosterior | MeanFieldPosterior:
         """Factorise, in another space than the posterior's own if asked."""
+        if self.held is not None and space is None:
+            return self.held
         shift = self.site_shift - self.site_precision * self.form.offset
         prior = gaussian_prior(self.form, space or self.space, self.covariance_family)
         return prior.condition(self.site_precision, shift)
@@ -230,7 +235,7 @@ class GaussianPosterior:
         rows, columns = self.form.blocks
         if rows.shape[0] > 1:
             one_block = type(self.form.blocks)(_all(self.form.num_rows), _all(self.form.num_columns))
-            whole = dataclasses.replace(self, form=self.form._replace(blocks=one_block))
+            whole = dataclasses.replace(self, form=self.form._replace(blocks=one_block), held=None)
         else:
             whole = self
         dense = whole.condition("coefficient")

@@ -18,7 +18,7 @@ from ....compilation.quick_jit import quick_jit
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 from ...hyper import search as hyper_search
-from ...hyper.evaluation import Evaluation, evaluation_fn
+from ...hyper.evaluation import Evaluation, evaluation_and_held_fn, evaluation_fn
 from ...hyper.search import EVALUATIONS_PER_CHUNK, SearchState
 from ...hyper.space import UnconstrainedSpace
 from ...hyper.stacked import at_each
@@ -93,6 +93,7 @@ class FittingPrograms:
         # Compiled only as a part of others, but traced once for all of them.
         self._form = jax.jit(reading.form)
         self.evaluate = jax.jit(self._evaluate)
+        self._evaluate_and_hold = jax.jit(self._evaluation_and_held)
         # Of an evaluation, by shapes and dtypes of its point and of the state that it starts from.
         self._shapes: dict[Any, Evaluation] = {}
         form, work = reading.abstract_form, algorithm.numbers_in_evaluation(reading.abstract_form)
@@ -146,8 +147,29 @@ class FittingPrograms:
         tol: object,
         with_gradient: bool | Array = True,
     ) -> Evaluation:
-        """The objective of the hyperparameter search; see :func:`~numpyro_ext.infer.hyper.evaluation.evaluation_fn`."""
-        return self._evaluation(data, fixed, self._form_at(data, fixed), tol)(values, state, with_gradient)
+        """The objective of the hyperparameter search; see
+        :func:`~numpyro_ext.infer.hyper.evaluation.evaluation_and_held_fn`."""
+        return self._evaluation_and_held(data, fixed, values, state, tol, with_gradient)[0]
+
+    def _evaluation_and_held(
+        self,
+        data: object,
+        fixed: dict[str, Array],
+        values: Array,
+        state: object,
+        tol: Any,
+        with_gradient: bool | Array = True,
+    ) -> tuple[Evaluation, Any]:
+        """:meth:`_evaluate`, and what the fit of the field has at hand at its end."""
+        algorithm = self._algorithm
+        evaluate = evaluation_and_held_fn(
+            form_fn=self._form_at(data, fixed),
+            log_prior_fn=lambda values: self.log_prior(data, fixed, values),
+            solve_fn=partial(algorithm.solve_and_hold, num_steps=self._num_steps, tol=tol),
+            log_evidence_fn=algorithm.held_evidence,
+            value_fn=algorithm.known_evidence,
+        )
+        return evaluate(values, state, with_gradient)
 
     def _evaluation(
         self,
@@ -155,12 +177,13 @@ class FittingPrograms:
         fixed: dict[str, Array],
         form_fn: Callable[[Array], LatentGaussian],
         tol: Any,
-        solve_fn: Callable[..., tuple[Any, Any]] | None = None,
+        solve_fn: Callable[..., tuple[Any, Any]],
     ) -> Callable[..., Evaluation]:
+        """The objective of another form, and of another way to fit it."""
         return evaluation_fn(
             form_fn=form_fn,
             log_prior_fn=lambda values: self.log_prior(data, fixed, values),
-            solve_fn=partial(solve_fn or self._algorithm.solve, num_steps=self._num_steps, tol=tol),
+            solve_fn=partial(solve_fn, num_steps=self._num_steps, tol=tol),
             log_evidence_fn=self._algorithm.log_evidence,
             value_fn=self._algorithm.known_evidence,
         )
@@ -278,9 +301,11 @@ class FittingPrograms:
         marginals_fn = self._marginals_fn
         assert marginals_fn is not None  # else there are programs for each
         return search_and_visit(
-            lambda values, state, tol, with_gradient: self.evaluate(data, fixed, values, state, tol, with_gradient),
-            lambda values, found, is_visit: self._point_fit(
-                data, fixed, values, found, is_visit & with_marginals, marginals_fn
+            lambda values, state, tol, with_gradient: self._evaluate_and_hold(
+                data, fixed, values, state, tol, with_gradient
+            ),
+            lambda values, found, held, is_visit: self._point_fit(
+                data, fixed, values, found, held, is_visit & with_marginals, marginals_fn
             ),
             state,
             visits,
@@ -309,8 +334,8 @@ class FittingPrograms:
         @jax.jit  # traced once, for the shapes and for the loop
         def at(point: tuple[Array, object]) -> PointFit:
             values, state = point
-            found = self.evaluate(data, fixed, values, state, tol, with_gradient)
-            return self._point_fit(data, fixed, values, found, with_marginals, marginals_fn)
+            found, held = self._evaluate_and_hold(data, fixed, values, state, tol, with_gradient)
+            return self._point_fit(data, fixed, values, found, held, with_marginals, marginals_fn)
 
         return at_each(at, (points, states), num_points)
 
@@ -320,6 +345,7 @@ class FittingPrograms:
         fixed: dict[str, Array],
         values: Array,
         found: Evaluation,
+        held: Any,
         with_marginals: bool | Array,
         marginals_fn: Callable[..., Any],
     ) -> PointFit:
@@ -327,7 +353,8 @@ class FittingPrograms:
 
         @jax.jit  # traced once, for the shapes and for the condition
         def compute() -> Any:
-            return marginals_fn(self.posterior(data, hyper, found.state), self._reading.maps(hyper, data))
+            posterior = self._algorithm.held_posterior(self.form(hyper, data), found.state, held)
+            return marginals_fn(posterior, self._reading.maps(hyper, data))
 
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(compute))
         marginals = jax.lax.cond(with_marginals, compute, lambda: zeros)

@@ -20,6 +20,7 @@ from jax import Array
 
 from ...cholesky import (
     cholesky,
+    cholesky_of_lower,
     gram_of_lower,
     half_log_determinant,
     inverse_lower,
@@ -74,14 +75,23 @@ class ArrowFactor:
     """Cholesky factor of :math:`S`, shape ``(p, p)``."""
 
     @classmethod
-    def build(cls, matrix: ArrowMatrix) -> ArrowFactor:
+    def build(cls, matrix: ArrowMatrix, shared_lower: Array | None = None) -> ArrowFactor:
         """Factorise; nan where the matrix is not positive definite.
 
         Cost: :math:`p^3/3`, and :math:`n^3` and the products of :class:`.Coupling` for each block.
+
+        :param shared_lower: lower triangle of the border, where that is at hand alone: the whole is then made only if
+            something else asks for it.
         """
         factor = cholesky(matrix.local)
         gain = matrix.cross.of(solve_lower(factor, matrix.cross.values))
-        return cls(matrix, factor, gain, cholesky(matrix.shared - gain.gram()))
+        shared = matrix.shared if shared_lower is None else shared_lower
+        return cls(matrix, factor, gain, cholesky_of_lower(shared - gain.gram()))
+
+    def held(self, matrix: ArrowMatrix) -> ArrowFactor:
+        """The same factor beside the matrix that it is of as something else has computed it: derivatives, of first
+        order alone, are by that one."""
+        return ArrowFactor(matrix, *jax.lax.stop_gradient((self.factor, self.gain, self.schur)))
 
     def half_log_determinant(self) -> Array:
         """Half the log determinant; its derivative costs :meth:`inverse`."""

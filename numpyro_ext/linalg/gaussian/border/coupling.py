@@ -60,7 +60,8 @@ class Coupling:
             return total.at[column[:, None], columns].add(terms, mode="drop")
 
         zeros = jnp.zeros((self.size, self.size), self.values.dtype)
-        return lax.fori_loop(0, columns.shape[1], add, zeros)
+        # transposed, which changes no number: rows are what LAPACK, to whom it goes, has as columns
+        return lax.fori_loop(0, columns.shape[1], add, zeros).T
 
     def times(self, x: Array) -> Array:
         """``V x`` for ``x`` of shape ``(p, m)``, as ``(b, n, m)``."""

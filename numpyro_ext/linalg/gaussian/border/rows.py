@@ -10,10 +10,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from ...cholesky import inverse_lower, solve_lower
+from ...cholesky import from_lower, inverse_lower, solve_lower
 from ...frozen_pytree import frozen_pytree
 from ..design import SparseRows
-from ..row_pairs import gram_of_rows, sum_pairs
+from ..row_pairs import gram_lower, sum_pairs
 from .arrow import ArrowFactor
 from .coupling import Coupling
 
@@ -31,8 +31,8 @@ class BorderMatrix:
         """Part of the predictors by whitened unknowns of the border, shape ``(num_rows,)``."""
         return self.matrix @ shared
 
-    def gram(self, precision: Array) -> Array:
-        """Precision of the whitened unknowns by sites of the rows, shape ``(p, p)``."""
+    def gram_lower(self, precision: Array) -> Array:
+        """Precision of the whitened unknowns by sites of the rows, shape ``(p, p)``: its lower triangle at least."""
         return (self.matrix * precision[:, None]).T @ self.matrix
 
     def shift(self, shift: Array) -> Array:
@@ -85,9 +85,10 @@ class BorderEntries:
         unknowns = self.factor * shared if self.factor.ndim == 1 else self.factor @ shared
         return self.rows.matvec(unknowns)
 
-    def gram(self, precision: Array) -> Array:
-        """Precision of the whitened unknowns by sites of the rows, shape ``(p, p)``."""
-        return self._between(gram_of_rows(self.rows, precision), self.factor.T)
+    def gram_lower(self, precision: Array) -> Array:
+        """Precision of the whitened unknowns by sites of the rows, shape ``(p, p)``: its lower triangle at least."""
+        lower = gram_lower(self.rows, precision)
+        return self._between(lower if self.factor.ndim == 1 else from_lower(lower), self.factor.T)
 
     def shift(self, shift: Array) -> Array:
         """Shift of the whitened unknowns by those of the rows, shape ``(p,)``."""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-from ...cholesky import inverse_lower, solve_lower
+from ...cholesky import from_lower, inverse_lower, solve_lower
 from ...frozen_pytree import frozen_pytree
 from ..block_diagonal import BlockCovariance, column_home, quadratic_form
 from ..border.arrow import ArrowFactor, ArrowMatrix
@@ -174,7 +174,7 @@ class BorderSpace(OneBlock):
         """Block of each row, ``(num_rows, 1)``, and the positions of its entries there, ``(num_rows, k)``."""
         return self.home[0][self.entries[:, :1]], self.home[1][self.entries]
 
-    def condition(self, site_precision: Array, site_shift: Array) -> BorderPosterior:
+    def condition(self, site_precision: Array, site_shift: Array, held: ArrowFactor | None = None) -> BorderPosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
 
         Cost: :math:`n^3 + n p (n + p)` for each block, less where it meets little of the border, and :math:`p^3`; for
@@ -182,6 +182,7 @@ class BorderSpace(OneBlock):
 
         :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
         :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
+        :param ArrowFactor held: factor for these precisions, where it is at hand; see :meth:`.ArrowFactor.held`.
         :return: the posterior; nan where it is improper.
         """
         block, position = self.places()
@@ -191,13 +192,13 @@ class BorderSpace(OneBlock):
         gram = gram.at[block[:, :, None], position[:, :, None], position[:, None, :]].add(pairs)
         transpose = self.factor.mT
         cross = self.by_border.cross(weighted, (block, position), self.precision)
-        factor = ArrowFactor.build(
-            ArrowMatrix(
-                self.precision + transpose @ gram @ self.factor,
-                cross.of(transpose @ cross.values),
-                self.shared_precision + self.by_border.gram(site_precision),
-            )
+        shared_lower = self.shared_precision + self.by_border.gram_lower(site_precision)
+        matrix = ArrowMatrix(
+            self.precision + transpose @ gram @ self.factor,
+            cross.of(transpose @ cross.values),
+            from_lower(shared_lower),
         )
+        factor = ArrowFactor.build(matrix, shared_lower) if held is None else held.held(matrix)
         pulled = jnp.zeros(self.precision.shape[:2], self.factor.dtype)
         pulled = pulled.at[block, position].add(self.values * site_shift[:, None])
         side = (transpose @ pulled[..., None])[..., 0], self.by_border.shift(site_shift)
