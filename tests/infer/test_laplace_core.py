@@ -298,3 +298,26 @@ def test_derivatives_of_evidence_by_one_factor_against_refits(family, monkeypatc
     monkeypatch.setattr(algebra, "condition", lambda *args: counts.append(1) or condition(*args))
     jax.make_jaxpr(jax.grad(evidence))(point, state)
     assert len(counts) == 1
+
+
+@pytest.mark.parametrize("family", ["counts", "Gaussian", pytest.param("heavy-tailed", marks=pytest.mark.thorough)])
+def test_what_a_fit_holds_is_what_others_would_compute_again(family):
+    @jax.jit
+    def both(point):
+        form = crossed_form(point, family)
+        state, info, held = laplace.solve_and_hold(form, laplace.init(form, space="border"), tol=1e-9, space="border")
+
+        def slopes(held):
+            def evidence(parameters):
+                return laplace.log_evidence(crossed_form(parameters, family), state, space="border", held=held)
+
+            return jax.value_and_grad(evidence)(point)
+
+        again = laplace.posterior(form, state, space="border").condition()
+        answers = [(p.unknowns(), p.row_variance(), p.half_square_of_mean(), p.log_volume()) for p in (held, again)]
+        return info, (slopes(held), answers[0]), (slopes(None), answers[1])
+
+    info, found, expected = both(jnp.array([0.7, 0.5, 0.3]))
+    assert info.converged
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10), found, expected)
+    np.testing.assert_allclose(info.objective, expected[0][0], rtol=1e-10)
