@@ -138,18 +138,10 @@ class FittingPrograms:
         """Function from unconstrained hyperparameters to the form."""
         return lambda values: self.form(self._space.unpack(values, fixed), data)
 
-    def _evaluate(
-        self,
-        data: object,
-        fixed: dict[str, Array],
-        values: Array,
-        state: object,
-        tol: object,
-        with_gradient: bool | Array = True,
-    ) -> Evaluation:
-        """The objective of the hyperparameter search; see
+    def _evaluate(self, *args: Any) -> Evaluation:
+        """The objective of the hyperparameter search at ``(data, fixed, values, state, tol, with_gradient=True)``; see
         :func:`~numpyro_ext.infer.hyper.evaluation.evaluation_and_held_fn`."""
-        return self._evaluation_and_held(data, fixed, values, state, tol, with_gradient)[0]
+        return self._evaluate_and_hold(*args)[0]
 
     def _evaluation_and_held(
         self,
