@@ -166,7 +166,12 @@ class Engine(GaussianAnswers):
         values = [space.initial(self.init_values) for space in spaces]
         steps = self.max_hyper_steps if spaces[0].size else self.num_steps
         begun = begin_together(
-            list(readings.values()), lambda r: self._compile(r)[2], spaces[0], values, steps, self._costs.most_lanes
+            list(readings.values()),
+            lambda reading, runs_often: self._compile(reading, runs_often)[2],
+            spaces[0],
+            values,
+            steps,
+            self._costs,
         )
         for number, data in enumerate(datasets):
             if number in refused:
@@ -178,7 +183,8 @@ class Engine(GaussianAnswers):
         self, reading: LatentGaussianReading, rng_key: Array, init_state: EngineState | None, begun: Begun | None = None
     ) -> GaussianRun:
         """Run the algorithm on a latent Gaussian model."""
-        space, algorithm, programs = self._compile(reading)
+        begun = begun or Begun()
+        space, algorithm, programs = self._compile(reading, begun.runs_often)
         values = space.initial(self.init_values)
         result = fit(
             reading,
@@ -188,7 +194,7 @@ class Engine(GaussianAnswers):
             self._options(),
             init_values=values,
             init_state=init_state,
-            begun=begun or Begun(),
+            begun=begun,
         )
         messages = self._explain(reading, result, algorithm)
         for message in messages:
@@ -283,7 +289,9 @@ class Engine(GaussianAnswers):
         options = tuple((name, option_key(value)) for name, value in vars(bound).items() if name not in _ELSEWHERE)
         return algorithm.of_engine(type(self), options)
 
-    def _compile(self, reading: LatentGaussianReading) -> tuple[UnconstrainedSpace, Algorithm, Programs]:
+    def _compile(
+        self, reading: LatentGaussianReading, runs_often: bool = False
+    ) -> tuple[UnconstrainedSpace, Algorithm, Programs]:
         algorithm = self.bound_algorithm(reading)
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         self._check_design(space)
@@ -300,6 +308,7 @@ class Engine(GaussianAnswers):
             least_measured_rows=self._costs.least_measured_rows,
             is_density_unconstrained=self.integrate != "none",
             marginals_fn=self._marginals_fn if self._integrates(space) else None,
+            runs_often=runs_often,
         )
         return space, algorithm, programs
 

@@ -94,19 +94,32 @@ def predicted(states: Sequence[object], known: np.ndarray, points: np.ndarray, l
     batch_of = np.searchsorted(ends, nearest, side="right")
     row_of = nearest - np.concatenate([[0], ends])[batch_of]
 
+    own_parts, left = np.split(parts, ends[:-1], axis=1), 1.0 - parts.sum(axis=1)
+    picked = [np.flatnonzero(batch_of == batch) for batch in range(len(states))]
+
     def at_points(*leaves: object) -> np.ndarray:
+        # In few operations of NumPy, each of which takes longer to begin than a small state takes.
         arrays = [np.asarray(leaf) for leaf in leaves]
-        beside = np.stack([arrays[batch][row] for batch, row in zip(batch_of, row_of, strict=True)])
+        beside = np.empty((len(points), *arrays[0].shape[1:]), arrays[0].dtype)
+        for array, here in zip(arrays, picked, strict=True):
+            if len(here):
+                beside[here] = array[row_of[here]]
         if not np.issubdtype(beside.dtype, np.inexact):
             return beside
+        flat = beside.reshape(len(points), -1)
         with np.errstate(all="ignore"):
             # From the nearest one, so that what is the same everywhere stays exactly so.
-            found = beside - parts.sum(axis=1).reshape(-1, *(1,) * (beside.ndim - 1)) * beside
-            for own, array in zip(np.split(parts, ends[:-1], axis=1), arrays, strict=True):
-                found = found + np.tensordot(own, array, 1)
-        is_positive = np.all([np.all(array >= 0.0, axis=0) for array in arrays], axis=0)
-        found = np.where(is_positive, np.maximum(found, 0.0), found)
-        return np.where(np.isfinite(found), found, beside).astype(beside.dtype)
+            found = left[:, None] * flat
+            for own, array in zip(own_parts, arrays, strict=True):
+                found += own @ array.reshape(len(array), -1)
+        is_positive = np.ones(flat.shape[1], bool)
+        for array in arrays:
+            is_positive &= np.min(array.reshape(len(array), -1), axis=0) >= 0.0
+        np.maximum(found, 0.0, out=found, where=is_positive)
+        is_finite = np.isfinite(found)
+        if not is_finite.all():
+            found = np.where(is_finite, found, flat)
+        return found.reshape(beside.shape).astype(beside.dtype)
 
     return jax.tree.map(at_points, *states)
 

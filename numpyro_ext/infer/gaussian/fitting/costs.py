@@ -23,6 +23,8 @@ class FitCosts(NamedTuple):
     """Rows from which a search over a few hyperparameters measures its curvature on the way: where fits are dear."""
     most_lanes: int = 32
     """Data sets that are fitted at once."""
+    least_often: int = 8
+    """Data sets of one call from which fits at points of the hyperparameters are worth an optimised program."""
     most_points: int = 20_000
     """Points of a lattice over the hyperparameters, which is cut there, and that is said."""
 

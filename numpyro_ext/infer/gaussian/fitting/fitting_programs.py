@@ -68,6 +68,7 @@ class FittingPrograms:
         least_probes: int = FIT_COSTS.least_probes,
         least_measured_rows: int = FIT_COSTS.least_measured_rows,
         marginals_fn: Callable[..., object] | None = None,
+        runs_often: bool = False,
     ) -> None:
         self._reading = reading
         self._algorithm = algorithm
@@ -77,7 +78,8 @@ class FittingPrograms:
         self._hyper_tol = hyper_tol
         self._max_iterations = max_iterations
         self._is_density_unconstrained = is_density_unconstrained
-        self._marginals_fn = marginals_fn if space.size else None
+        # One program for searches and fits is less to compile; one for fits alone is worth its optimisation.
+        self._marginals_fn = marginals_fn if space.size and not runs_often else None
 
         # Whether the curvature is left to `probe_locally`.
         num_probes, num_params = space.size * reading.abstract_form.num_rows, space.size - len(space.integrable)
@@ -114,7 +116,9 @@ class FittingPrograms:
         # These run often, so that optimisation pays.
         self.searches = quick_jit(self._searches, static_argnames="max_iterations")
         self.solves = quick_jit(self._solves, static_argnames="num_steps")
-        self._fits_alone = compile_(self._fits, static_argnames="marginals_fn")
+        self._fits_alone = quick_jit(
+            self._fits, is_small=self.is_small and not runs_often, static_argnames="marginals_fn"
+        )
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from ....structure import LatentGaussianReading
 from ...front.running.chunks import Chunks
 from ...hyper.search import SearchState
 from ...hyper.space import UnconstrainedSpace
+from .costs import FitCosts
 from .fitting_programs import FittingPrograms
 
 __all__ = ["Begun", "begin_together", "check_alike"]
@@ -29,6 +30,8 @@ class Begun(NamedTuple):
     """For the hyperparameters, to its end, and its objectives."""
     solved: Chunks | None = None
     """The field, where there is nothing to learn."""
+    runs_often: bool = False
+    """True if the others are so many that programs for all of them are worth their optimisation."""
 
 
 def check_alike(readings: Mapping[int, LatentGaussianReading]) -> None:
@@ -58,27 +61,28 @@ def _shapes(reading: LatentGaussianReading) -> dict[str, tuple[int, ...]]:
 
 def begin_together(
     readings: Sequence[LatentGaussianReading],
-    programs_of: Callable[[LatentGaussianReading], FittingPrograms],
+    programs_of: Callable[[LatentGaussianReading, bool], FittingPrograms],
     space: UnconstrainedSpace,
     values: Sequence[Array],
     steps: int,
-    most_lanes: int,
+    costs: FitCosts,
 ) -> Iterator[Begun]:
     """Compute what takes long of the fits, batch by batch.
 
     :param readings: of the data sets. Those of one batch have one structure: where groups are independent of one
         another, the size of the largest is a part of it.
-    :param programs_of: the compiled programs for a reading.
+    :param programs_of: the compiled programs for a reading, and whether they run often.
     :param space: of the hyperparameters to learn.
     :param values: where the search of each starts, unconstrained.
     :param int steps: of a search at most, or of a solve where there is nothing to learn.
-    :param int most_lanes: data sets of a batch.
+    :param FitCosts costs: with the number of data sets of a batch.
     :return: for each reading what was computed, in turn; nothing for models so large that batches do not pay.
     """
     num_rows = max(1, readings[0].abstract_form.num_rows)
-    num_lanes = min(most_lanes, len(readings), _MOST_ROWS // num_rows)
+    num_lanes = min(costs.most_lanes, len(readings), _MOST_ROWS // num_rows)
+    runs_often = len(readings) >= costs.least_often
     if num_lanes < 2:
-        yield from (Begun() for _ in readings)
+        yield from (Begun(runs_often=runs_often) for _ in readings)
         return
     waiting: dict[Any, list[int]] = {}
     for number, reading in enumerate(readings):
@@ -91,13 +95,13 @@ def begin_together(
             # A batch that is not full is filled up, so that one program serves all.
             lanes = batch + [number] * (num_lanes - len(batch))
             data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(readings[n].data for n in lanes))
-            programs = programs_of(reading)
+            programs = programs_of(reading, runs_often)
             if space.size:
                 found = _searches(data, programs, space, jnp.stack([values[n] for n in lanes]), steps)
             else:
                 found = _solves(data, programs, space, steps)
             done |= zip(batch, found, strict=False)
-        yield done.pop(number)
+        yield done.pop(number)._replace(runs_often=runs_often)
 
 
 def _searches(
