@@ -87,6 +87,17 @@ def test_hyperparameters_are_learned_as_one_by_one(engine):
     assert "3 fits of" in repr(fits)
 
 
+@pytest.mark.thorough
+def test_programs_for_many_data_sets_give_the_same():
+    """From some number on, points of the hyperparameters are fitted by programs of their own."""
+    datasets = _datasets(3, is_balanced=True)
+    engine = with_fit_costs(EP, least_often=2)
+    fits = engine(groups).run_many(jax.random.key(0), datasets)
+    assert fits.converged.all()
+    _assert_same(fits, _one_by_one(lambda: EP(groups), datasets))
+    assert fits.get_samples()["sd"].shape == (3, 1000)
+
+
 def test_a_field_without_hyperparameters_and_arguments_that_all_have():
     datasets = _lines(3)
     fits = two_at_a_time(EP)(line).run_many(jax.random.key(0), datasets, x=X)

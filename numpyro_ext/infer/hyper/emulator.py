@@ -25,6 +25,9 @@ _LOWEST = 25.0
 _LEAST_ERROR, _GROWTH, _EXACT_FALL = 5e-3, 0.02, 4.0
 """Errors allowed to the process, in nats: down to some fall of the log density, and how they grow from there on."""
 
+_AT_ONCE = 2**15
+"""Numbers of a kernel that are computed together."""
+
 
 class Emulator(NamedTuple):
     """Log densities of independent axes, plus a Gaussian process through what the values at some points differ."""
@@ -42,8 +45,10 @@ class Emulator(NamedTuple):
 
     def log_density(self, at: np.ndarray) -> np.ndarray:
         """Log density, up to a constant, at points of shape ``(m, k)``, as ``(m,)``."""
-        axes = np.sum(log_beta(at, self.tails), axis=1)
-        return self._kernel(at) @ self.coefficients + axes
+        # As many points at once as stay in the processor's cache.
+        number = max(1, _AT_ONCE // len(self.points))
+        parts = [self._kernel(at[k : k + number]) @ self.coefficients for k in range(0, len(at), number)]
+        return np.concatenate(parts) + np.sum(log_beta(at, self.tails), axis=1)
 
     def most_uncertain(self, candidates: np.ndarray, number: int) -> np.ndarray:
         """Indices of candidates, each where the process knows least once it knows the values at those before.
@@ -138,5 +143,10 @@ def _tails(points: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.nd
 
 
 def _kernel(a: np.ndarray, b: np.ndarray, length: float) -> np.ndarray:
-    square = np.sum(a**2, axis=1)[:, None] + np.sum(b**2, axis=1) - 2.0 * a @ b.T
-    return np.exp(-0.5 / length**2 * np.maximum(square, 0.0))
+    # In place: most of the time goes into memory.
+    found = (2.0 * a) @ b.T
+    found -= np.sum(a**2, axis=1)[:, None]
+    found -= np.sum(b**2, axis=1)
+    np.minimum(found, 0.0, out=found)
+    found *= 0.5 / length**2
+    return np.exp(found, out=found)

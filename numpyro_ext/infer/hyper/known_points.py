@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ...compilation.quick_jit import holds_little
+
 __all__ = ["KnownPoints", "length_of", "predicted", "shares"]
 
 _LENGTHS = (3.0, 4.0, 6.0)
@@ -24,6 +26,8 @@ _TREND = (1e3, 1e2, 1e1)
 knowledge."""
 _MOST_USED = 200
 """Points that a prediction is made from: on a lattice of thousands, far ones add work and no digits."""
+_MOST_TOGETHER = 500_000
+"""Numbers of states up to which those of two calls are put together, so that predictions take few operations."""
 _NUGGET = 1e-8
 """Error of values, in variances of the process: what rounding asks for."""
 
@@ -112,13 +116,11 @@ def predicted(states: Sequence[object], known: np.ndarray, points: np.ndarray, l
             found = left[:, None] * flat
             for own, array in zip(own_parts, arrays, strict=True):
                 found += own @ array.reshape(len(array), -1)
-        is_positive = np.ones(flat.shape[1], bool)
-        for array in arrays:
-            is_positive &= np.min(array.reshape(len(array), -1), axis=0) >= 0.0
-        np.maximum(found, 0.0, out=found, where=is_positive)
-        is_finite = np.isfinite(found)
-        if not is_finite.all():
-            found = np.where(is_finite, found, flat)
+        if np.min(found, initial=0.0) < 0.0:
+            is_positive = np.all([np.min(array, axis=0) >= 0.0 for array in arrays], axis=0).reshape(-1)
+            found = np.where(is_positive, np.maximum(found, 0.0), found)
+        if not np.isfinite(found).all():
+            found = np.where(np.isfinite(found), found, flat)
         return found.reshape(beside.shape).astype(beside.dtype)
 
     return jax.tree.map(at_points, *states)
@@ -144,9 +146,14 @@ class KnownPoints:
         :param is_good: shape ``(n,)``.
         """
         chosen = slice(None) if np.all(is_good) else np.flatnonzero(is_good)
-        if np.any(is_good):
-            self._points.append(points[chosen])
-            self._states.append(jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], states))
+        if not np.any(is_good):
+            return
+        points, states = points[chosen], jax.tree.map(lambda leaf: np.asarray(leaf)[chosen], states)
+        if self._states and holds_little(self._states[-1], _MOST_TOGETHER):
+            points = np.concatenate([self._points.pop(), points])
+            states = jax.tree.map(lambda *leaves: np.concatenate(leaves), self._states.pop(), states)
+        self._points.append(points)
+        self._states.append(states)
 
     def states_at(self, points: np.ndarray) -> Any:
         """States predicted at points of shape ``(m, k)`` from those nearest to any of them, stacked; ``None`` where

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....compilation.transfer import to_device
 from ....structure import LatentGaussianReading
 from ...front.running.chunks import Chunks
 from ...hyper.search import SearchState
@@ -94,7 +95,11 @@ def begin_together(
             batch, alike[:num_lanes] = alike[:num_lanes], []
             # A batch that is not full is filled up, so that one program serves all.
             lanes = batch + [number] * (num_lanes - len(batch))
-            data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(readings[n].data for n in lanes))
+            # By NumPy, which takes a tenth of the time for so small arrays.
+            data = jax.tree.map(
+                lambda *leaves: to_device(np.stack([np.asarray(leaf) for leaf in leaves])),
+                *(readings[n].data for n in lanes),
+            )
             programs = programs_of(reading, runs_often)
             if space.size:
                 found = _searches(data, programs, space, jnp.stack([values[n] for n in lanes]), steps)

@@ -153,10 +153,11 @@ class Surroundings(NamedTuple):
                     # The first ones teach those that follow.
                     number = min(number, max(self.size + 1, known.number // 2))
                 # Filled up, so that one program serves all.
-                index = np.minimum(np.arange(start, start + batch), start + number - 1)
+                filled = np.minimum(np.arange(batch), number - 1)
+                index = start + filled
                 begun = mode if states is None else jax.tree.map(itemgetter(index), states)
                 if points is not None and known is not None and known.number:
-                    begun = known.states_at(points[index])
+                    begun = jax.tree.map(itemgetter(filled), known.states_at(points[start : start + number]))
                 found = self.programs.fits(
                     self.data,
                     self.space.fixed,
