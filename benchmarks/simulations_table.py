@@ -224,8 +224,11 @@ Over all cells: coverage {_pooled(found, names)}. {converged} of {sets} fits con
 
 A coverage of {_percent(_COVERAGE[0])} to {_percent(_COVERAGE[1])} in every cell, convergence of all and at most
 {_MILLISECONDS:.0f} ms a fit are asked for. The time is kept in {fast} of {len(found)} cells (median
-{np.median(milliseconds):.0f} ms, largest {max(milliseconds)}): `run_many` searches the optimum for all data sets
-together, and then integrates over the hyperparameters for one after the other. Losses in coverage and convergence, with
+{np.median(milliseconds):.0f} ms, largest {max(milliseconds)}). A little more than half of it is compiled: a search, and
+about ten fits of the field at points of the one scale, or with slopes some 190 at points of two scales and a
+correlation (61 that follow their density, and 128 that judge it), each of a few sweeps that integrate every observation
+by quadrature. The rest is the reading of each data set and the prediction of where fits begin, and with slopes the
+emulator of the density. Losses in coverage and convergence, with
 a star where coverage is outside by more than two Monte Carlo errors:
 
 {chr(10).join(_losses(found)) or "None."}

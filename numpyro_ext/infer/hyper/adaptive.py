@@ -108,7 +108,7 @@ def follow(
         cloud = draw_cloud(emulator, draws, generator, _NUM_DRAWS)
         draws = cloud.draws
         plain = draws[generator.choice(len(draws), per_round - num_uncertain, replace=False)]
-        wide = cloud.points[spread_out(cloud, emulator, _NUM_DRAWS, generator)[0]]
+        wide = cloud.points[spread_out(cloud, _NUM_DRAWS, generator)[0]]
         new = np.concatenate([plain, wide[emulator.most_uncertain(wide, num_uncertain)]])
         found = evaluate(new)
         log_ratios = found - origin - emulator.log_density(new)
@@ -118,7 +118,7 @@ def follow(
             break
     emulator = emulate(points, values - origin)
     cloud = draw_cloud(emulator, draws, generator)
-    index, log_proposal = spread_out(cloud, emulator, _NUM_SPREAD_DEAR if is_dear else _NUM_SPREAD, generator)
+    index, log_proposal = spread_out(cloud, _NUM_SPREAD_DEAR if is_dear else _NUM_SPREAD, generator)
     spread = cloud.points[index]
     found = (evaluate_last or evaluate)(spread) - origin
     log_ratios = np.where(np.isfinite(found), found - log_proposal, -np.inf)

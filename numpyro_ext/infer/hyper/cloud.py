@@ -32,6 +32,8 @@ class Cloud(NamedTuple):
     """Shape ``(n, k)``."""
     weights: np.ndarray
     """Shape ``(n,)``, summing to one."""
+    heights: np.ndarray
+    """Log density of the emulator at the points, shape ``(n,)``."""
     draws: np.ndarray
     """Shape ``(m, k)``."""
     log_integral: float
@@ -68,7 +70,8 @@ def draw_cloud(
     logs.append(_axes_density(tables, points))
     log_proposal = np.asarray(logsumexp(np.stack(logs), axis=0)) - math.log(len(logs))
     is_beyond = np.any((points < low) | (points > high), axis=1)
-    log_weights = np.where(is_beyond, -np.inf, emulator.log_density(points) - log_proposal)
+    point_heights = emulator.log_density(points)
+    log_weights = np.where(is_beyond, -np.inf, point_heights - log_proposal)
     total = float(logsumexp(log_weights))
     weights = np.exp(log_weights - total)
     error = math.sqrt(max(float(weights @ weights) - 1.0 / len(weights), 0.0))
@@ -82,21 +85,18 @@ def draw_cloud(
         new = np.where(is_beyond, -np.inf, emulator.log_density(proposed))
         is_taken = np.log(generator.random(len(new))) < new - heights
         draws, heights = np.where(is_taken[:, None], proposed, draws), np.where(is_taken, new, heights)
-    return Cloud(points, weights, draws, total - math.log(len(weights)), error)
+    return Cloud(points, weights, point_heights, draws, total - math.log(len(weights)), error)
 
 
-def spread_out(
-    cloud: Cloud, emulator: Emulator, number: int, generator: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+def spread_out(cloud: Cloud, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Points of a cloud that are spread evenly over its density, flattened so that its tails have some.
 
     :param Cloud cloud: of the density.
-    :param Emulator emulator: the density.
     :param int number: of points, or a few less where some are drawn twice.
     :param generator: of the places.
     :return: indices, and the log of what the emulated density at each is to be divided by, up to a constant.
     """
-    heights = emulator.log_density(cloud.points)
+    heights = cloud.heights
     flattening = _FLATTENING / math.sqrt(cloud.points.shape[1])
     with np.errstate(divide="ignore"):  # of points without weight
         log_flat = np.log(cloud.weights) - flattening * heights
@@ -114,7 +114,8 @@ def _in_cells(points: np.ndarray) -> np.ndarray:
     while waiting:
         index = waiting.pop()
         here = points[index]
-        index = index[np.argsort(here[:, np.argmax(here.var(axis=0))])]
+        rest = here - here.sum(axis=0) / len(here)
+        index = index[np.argsort(here[:, np.argmax(np.einsum("ij,ij->j", rest, rest))])]
         if len(index) <= _LARGEST_CELL:
             out.append(index)
         else:
