@@ -117,6 +117,7 @@ def test_skew_normals_have_the_moments_asked_for():
     np.testing.assert_allclose(found, [np.full(4, 0.7), np.full(4, 2.5), skewness], atol=1e-12)
     x = np.linspace(-3.0, 4.0, 4)
     np.testing.assert_allclose(density.cdf(x), skewnorm.cdf(x, density.shape, density.location, density.scale))
+    np.testing.assert_allclose(density.density(x), skewnorm.pdf(x, density.shape, density.location, density.scale))
 
 
 def test_quantiles_invert_the_mixture():
@@ -138,6 +139,22 @@ def test_quantiles_invert_the_mixture():
     np.testing.assert_allclose(
         [part[0] for part in mixture.mean_and_variance()], [draws.mean(), draws.var()], rtol=1e-3
     )
+
+
+def test_quantiles_of_parts_of_all_widths():
+    """Narrow parts beside wide ones, where steps of Newton's method lead astray, far tails, and points."""
+    weights, means = np.array([0.3, 0.3, 0.4]), np.array([[-3.0, 0.0], [5.0, 0.0], [0.1, 2.0]])
+    variances = np.array([[1e-10, 0.0], [4.0, 0.0], [1e-4, 0.0]])
+    mixture = MarginalMixture(weights, means, variances, np.zeros((3, 2)))
+    q = np.array([[1e-12, 0.2, 0.3001], [0.69, 0.9, 1.0 - 1e-9]])
+    found = mixture.quantile(q)
+    assert found.shape == (2, 3, 2)
+    np.testing.assert_allclose(mixture.cdf(found)[..., 0], q, rtol=1e-9)
+    np.testing.assert_allclose(found[..., 1], np.where(q <= 0.6, 0.0, 2.0), atol=1e-12)
+    single = MarginalMixture(*(np.asarray(part, np.float32) for part in mixture[:4]))
+    found = single.quantile(q[1].astype(np.float32))  # among wide parts: in narrow ones it has no digits
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(mixture.cdf(found.astype(float))[:, 0], q[1], atol=1e-6)
 
 
 # Exact fields

@@ -80,6 +80,7 @@ def test_cut_normals_of_given_moments_against_scipy():
     np.testing.assert_allclose(log_density + np.log(3.0), exact.logpdf((x - 7.0) / 3.0 - location), atol=1e-4)
     cut = CutNormal(*(np.asarray(part) for part in found))
     np.testing.assert_allclose(cut.cdf(np.asarray(x)), below, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(np.log(cut.density(np.asarray(x))), log_density, atol=1e-9)
 
 
 def test_mixtures_of_cut_normals_have_quantiles_inside():
