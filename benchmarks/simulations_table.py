@@ -1,8 +1,8 @@
 """EP on simulated grouped data whose truth is known, by ``run_many``: a section of the scoreboard.
 
-``python -m benchmarks.simulations_table`` fits the cells that ``results/scoreboard.json`` lacks and writes them there
-as each ends; words after it fit the cells alone whose names have one of them. :mod:`benchmarks.scoreboard` makes the
-page.
+``python -m benchmarks.simulations_table`` fits the cells that ``results/scoreboard.json`` lacks, or has without times,
+and writes them there as each ends; words after it fit the cells alone whose names have one of them.
+:mod:`benchmarks.scoreboard` makes the page.
 """
 
 from __future__ import annotations
@@ -195,13 +195,14 @@ def simulations_section(entries: Mapping[str, Entry], environment: Mapping[str, 
             else ""
             for n in names
         ]
-        times = [f"{entry['converged']}", f"{entry['first']:.0f}", f"{entry['milliseconds']}"]
+        times = [f"{entry[key]:.0f}" if key in entry else "" for key in ("converged", "first", "milliseconds")]
         rows.append("| " + " | ".join([cell.name, str(entry["sets"]), *cells, *times]) + " |")
     sets = sum(entry["sets"] + entry["refused"] for entry in found.values())
     converged = sum(entry["converged"] for entry in found.values())
-    fast = sum(entry["milliseconds"] <= _MILLISECONDS for entry in found.values())
-    milliseconds = [entry["milliseconds"] for entry in found.values()]
+    milliseconds = [entry["milliseconds"] for entry in found.values() if "milliseconds" in entry]
+    fast = sum(time <= _MILLISECONDS for time in milliseconds)
     missing = [cell.name for cell in CELLS if cell not in found]
+    missing += [f"the time of {cell.name}" for cell, entry in found.items() if "milliseconds" not in entry]
     heads = " | ".join(["cell", "sets", *names, "converged", "first, s", "next, ms"])
     return f"""
 ## Simulations with known truth
@@ -223,7 +224,7 @@ compiles and fits {SETS_OF_A_CALL}, and milliseconds of a fit of the calls after
 Over all cells: coverage {_pooled(found, names)}. {converged} of {sets} fits converged.
 
 A coverage of {_percent(_COVERAGE[0])} to {_percent(_COVERAGE[1])} in every cell, convergence of all and at most
-{_MILLISECONDS:.0f} ms a fit are asked for. The time is kept in {fast} of {len(found)} cells (median
+{_MILLISECONDS:.0f} ms a fit are asked for. The time is kept in {fast} of {len(milliseconds)} cells (median
 {np.median(milliseconds):.0f} ms, largest {max(milliseconds)}). A little more than half of it is compiled: a search, and
 about ten fits of the field at points of the one scale, or with slopes some 190 at points of two scales and a
 correlation (61 that follow their density, and 128 that judge it), each of a few sweeps that integrate every observation
@@ -279,7 +280,7 @@ def main(words: Sequence[str]) -> None:
     numpyro.enable_x64()
     keep_compiled_programs(False)
     for cell in CELLS:
-        is_known = cell.name in json.loads(SCOREBOARD.read_text()).get("simulations", {})
+        is_known = "milliseconds" in json.loads(SCOREBOARD.read_text()).get("simulations", {}).get(cell.name, {})
         if not is_known and (not words or any(word in cell.name for word in words)):
             entry = measure(cell)
             print(cell.name, entry, flush=True)

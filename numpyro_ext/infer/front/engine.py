@@ -164,8 +164,10 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
     def run_many(self, rng_key: Array, datasets: Sequence[object], **kwargs: object) -> Fits[Self]:
         """Fit many data sets of one structure: bootstrap samples, simulations from the prior, one series per shop.
 
-        Engines on Gaussian fields read the model once for each and then fit them together, in compiled, batched loops;
-        the others run one after the other. This engine itself stays as it is. What warnings say of several data sets
+        Engines on Gaussian fields read the model once for each and search for hyperparameters (or fit the field, where
+        there are none) together, in compiled, batched loops; points of the hyperparameters, where these are integrated
+        over, are fitted for one data set after the other, by one program. Other engines run one after the other. This
+        engine itself stays as it is. What warnings say of several data sets
         is said once; a data set that cannot be fitted does not end the others (``fits.errors``), and Ctrl-C leaves
         those that have been fitted.
 
