@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from .base import potential
-from .integrals.few_rows import for_few_rows
+from .integrals.few_rows import for_few_rows, rows_of
 from .integrals.pair_quadrature import NUM_OUTER, expectation, tilted_moments
 from .integrals.plane_nodes import on_plane_nodes
 from .vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMoments
@@ -130,7 +130,7 @@ class _Chosen(VectorPotential):
 
         def own(leaf: ArrayLike) -> Array:
             leaf = jnp.asarray(leaf)
-            return leaf if leaf.size == 1 else leaf.reshape(-1)[places].reshape(leaf.shape)
+            return leaf if leaf.size == 1 else rows_of(leaf.reshape(-1), places).reshape(leaf.shape)
 
         self._base = dataclasses.replace(base, args=jax.tree.map(own, base.args))
 
@@ -159,7 +159,7 @@ def _tilted_moments(factors: PairPotential, mean: Array, covariance: Array, powe
 
     def nested(rows: Array) -> VectorTiltedMoments:
         own = factors if choose is None else choose(jnp.tile(rows, copies))
-        return _nested_moments(factors, own, mean[rows], covariance[rows], power[rows], copies)
+        return _nested_moments(factors, own, *rows_of((mean, covariance, power), rows), copies)
 
     return for_few_rows(nested, ~is_trusted, found, size)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["for_few_rows"]
+__all__ = ["for_few_rows", "rows_of"]
 
 _Result = TypeVar("_Result")
 
@@ -43,15 +43,23 @@ def for_few_rows(rule: Callable[[Array], _Result], is_needed: Array, found: _Res
         batches = jnp.pad(order, (0, num_batches * size - number), mode="edge").reshape(num_batches, size)
 
         def of_batch(rows: Array) -> _Result:
-            held: _Result = jax.tree.map(lambda leaf: leaf[rows], found)
-            needs = is_needed[rows]
+            held, needs = rows_of((found, is_needed), rows)
             return lax.cond(jnp.any(needs), lambda: chosen(rule(rows), held, needs), lambda: held)
 
-        parts = lax.map(of_batch, batches)
-        place = jnp.argsort(order)
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[place], parts)
+        place = jnp.zeros_like(order).at[order].set(jnp.arange(number), unique_indices=True, mode="promise_in_bounds")
+        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), lax.map(of_batch, batches))
+        return rows_of(parts, place)
 
     return lax.cond(jnp.any(is_needed), in_batches, lambda: found)
+
+
+def rows_of(tree: _Result, rows: Array) -> _Result:
+    """The rows of these numbers, none of them negative, of the arrays of a tree.
+
+    Indexing with brackets asks of every number whether it counts from the end, for each array anew: a good part of
+    what is to be compiled where a few rows are looked at.
+    """
+    return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False), tree)
 
 
 def _like(mask: Array, array: Array) -> Array:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array, lax
 
 from ..vector import VectorPotential, VectorTiltedMoments
-from .few_rows import for_few_rows
+from .few_rows import for_few_rows, rows_of
 from .tilted_moments import sum_over_nodes
 
 __all__ = ["Chosen", "on_plane_nodes"]
@@ -181,7 +181,7 @@ def on_plane_nodes(
     size, copies = _batches(len(power)) if chosen is not None else (len(power), 1)
 
     def again(rows: Array) -> tuple[VectorTiltedMoments, Array]:
-        own, before, top = jax.tree.map(lambda leaf: leaf[rows], (cavities, found, height))
+        own, before, top = rows_of((cavities, found, height), rows)
         repeated = jnp.tile(rows, copies)
         exponents = own.exponents(factors if chosen is None else chosen(repeated))
         moved = _recentred(before.frame, lax.stop_gradient(before.sums))
