@@ -156,16 +156,21 @@ def _quadrature_slice(log_factor: Callable[[Array], Array], mean: Array, varianc
     mode = lax.stop_gradient(mode)
     curvature = lax.stop_gradient(1.0 / variance - slope_and_curvature(mode)[1])
     scale = 1.0 / jnp.sqrt(jnp.maximum(curvature, 0.3 / variance))
-    length = jnp.arcsinh((jnp.abs(mode - mean) + _REACH * deviation) / scale)
-    grid = jnp.asarray(_INNER, mean.dtype)[:, None]
-    nodes = mode + scale * jnp.sinh(length * grid)
-    widths = scale * length * jnp.cosh(length * grid) * (_INNER[1] - _INNER[0])
-    log_weight = jax.vmap(exponent)(nodes) + jnp.log(widths)
-    log_total = logsumexp(log_weight, axis=0)
-    weight = jnp.exp(log_weight - jnp.where(jnp.isfinite(log_total), log_total, 0.0))
-    center = jnp.sum(weight * nodes, 0)
-    second = jnp.sum(weight * (nodes - center) ** 2, 0)
-    return _Conditional(log_total - 0.5 * (_LOG_2PI + jnp.log(variance)), center, second)
+    reach = (jnp.abs(mode - mean) + _REACH * deviation) / scale
+    length = jnp.log(reach + jnp.sqrt(reach**2 + 1.0))
+    # written out, as the compiler's own hyperbolic functions are long
+    grown = jnp.exp(length * jnp.asarray(_INNER, mean.dtype)[:, None])
+    offsets = 0.5 * scale * (grown - 1.0 / grown)
+    widths = (0.5 * (_INNER[1] - _INNER[0])) * scale * length * (grown + 1.0 / grown)
+    values = jax.vmap(exponent)(mode + offsets)
+    highest = lax.stop_gradient(jnp.max(values, axis=0))
+    highest = jnp.where(jnp.isfinite(highest), highest, 0.0)
+    weight = widths * jnp.exp(values - highest)
+    total = jnp.sum(weight, 0)
+    center = jnp.sum(weight * offsets, 0) / total
+    second = jnp.sum(weight * (offsets - center) ** 2, 0) / total
+    log_z = highest + jnp.log(total) - 0.5 * (_LOG_2PI + jnp.log(variance))
+    return _Conditional(log_z, mode + center, second)
 
 
 def expectation(
