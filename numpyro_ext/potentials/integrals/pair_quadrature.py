@@ -156,8 +156,7 @@ def _quadrature_slice(log_factor: Callable[[Array], Array], mean: Array, varianc
     mode = lax.stop_gradient(mode)
     curvature = lax.stop_gradient(1.0 / variance - slope_and_curvature(mode)[1])
     scale = 1.0 / jnp.sqrt(jnp.maximum(curvature, 0.3 / variance))
-    reach = (jnp.abs(mode - mean) + _REACH * deviation) / scale
-    length = jnp.log(reach + jnp.sqrt(reach**2 + 1.0))
+    length = jnp.arcsinh((jnp.abs(mode - mean) + _REACH * deviation) / scale)
     # written out, as the compiler's own hyperbolic functions are long
     grown = jnp.exp(length * jnp.asarray(_INNER, mean.dtype)[:, None])
     offsets = 0.5 * scale * (grown - 1.0 / grown)
@@ -167,9 +166,11 @@ def _quadrature_slice(log_factor: Callable[[Array], Array], mean: Array, varianc
     highest = jnp.where(jnp.isfinite(highest), highest, 0.0)
     weight = widths * jnp.exp(values - highest)
     total = jnp.sum(weight, 0)
+    is_positive = total > 0
+    total = jnp.where(is_positive, total, 1.0)  # so that no derivative divides by zero where the factor is zero
     center = jnp.sum(weight * offsets, 0) / total
     second = jnp.sum(weight * (offsets - center) ** 2, 0) / total
-    log_z = highest + jnp.log(total) - 0.5 * (_LOG_2PI + jnp.log(variance))
+    log_z = jnp.where(is_positive, highest + jnp.log(total), -jnp.inf) - 0.5 * (_LOG_2PI + jnp.log(variance))
     return _Conditional(log_z, mode + center, second)
 
 
