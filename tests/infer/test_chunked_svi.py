@@ -473,6 +473,27 @@ def test_optimisers_and_options_that_cannot_work_are_refused(engine):
         run(engine, init_state=run(engine, sequences([[0, 1], [1]], 3)).last_state)
 
 
+def test_long_first_steps_are_warned_of_and_are_as_long_as_told(recwarn):
+    """The length that is told against the steps of optax itself; what begins with bias corrected is not told of."""
+
+    def steps(optim, number):
+        value = {"one": jnp.ones(())}
+        state, found = optim.init(value), []
+        for _ in range(number):
+            step, state = optim.update({"one": jnp.array(0.3)}, state, value)
+            found.append(float(step["one"]))
+        return found
+
+    slow = optax.chain(optax.clip(1.0), optax.rmsprop(0.01, decay=0.997))
+    first, *_, last = steps(slow, 3000)
+    assert round(first / last) == 18
+    for optim in (*(rule for _, rule in RULES.values()), optax.rmsprop(0.01, decay=0.997, bias_correction=True)):
+        chain_engine(optim=optim)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="are 18 times as long as later ones.*bias_correction=True"):
+        chain_engine(optim=slow)
+
+
 def test_data_that_are_no_sequences_are_refused(engine):
     with pytest.raises(TypeError, match="EventSequences"):
         run(engine, np.zeros((3, 4)))

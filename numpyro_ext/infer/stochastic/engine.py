@@ -19,7 +19,7 @@ from ..front.files.archive import read_archive
 from .data import Rows, Sequences
 from .fit import ChunkedFit, TrainingState
 from .laplace import LaplaceProgram
-from .local_sites import LocalSites, check_by_rows
+from .local_sites import LocalSites, check_by_rows, check_first_steps
 from .program import Program
 from .setting import Setting
 from .training import Checkpoint, Training
@@ -123,6 +123,7 @@ class ChunkedSVI:
                 'ChunkedSVI: local="laplace" makes its own Gaussians and loss, for sequences: give chunk=, and neither '
                 "guide nor loss."
             )
+        check_first_steps(optim)
         self.model, self.guide, self.optim, self.plate, self.local = model, guide, optim, plate, local
         self.loss = Trace_ELBO() if loss is None else loss
         self.batch_size, self.progress_bar = int(batch_size), progress_bar

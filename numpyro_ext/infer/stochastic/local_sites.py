@@ -11,7 +11,12 @@ import optax
 from jax import Array
 from numpyro.primitives import Messenger
 
-__all__ = ["InBatch", "LocalSites", "Recorder", "by_rows", "check_by_rows", "parted"]
+from ..front.running.progress import warn
+
+__all__ = ["InBatch", "LocalSites", "Recorder", "by_rows", "check_by_rows", "check_first_steps", "parted"]
+
+LONGEST_FIRST_STEP = 10.0
+"""Length of the first step, in later ones of the same gradient, from which the user is warned."""
 
 
 class InBatch(Messenger):
@@ -205,4 +210,26 @@ def check_by_rows(optim: optax.GradientTransformation) -> None:
         raise ValueError(
             "ChunkedSVI: the optimiser moves a row by the gradients of other rows (a norm over all parameters?), and "
             "rows of local parameters come in batches. Leave that part out, or clip each value (optax.clip)."
+        )
+
+
+def check_first_steps(optim: optax.GradientTransformation) -> None:
+    """Warn of an optimiser whose mean of squared gradients begins at zero and moves slowly.
+
+    After one gradient such a mean is ``1 - decay`` of its square, so that the step is ``(1 - decay) ** -0.5`` times as
+    long as later ones of the same gradient. In every coordinate at once this can lose a network for good, and local
+    parameters, which are seen a few times, hardly know other steps.
+    """
+    value = {"one": jnp.ones(())}
+    is_mean = lambda node: isinstance(node, optax.ScaleByRmsState | optax.ScaleByRStdDevState)  # noqa: E731
+    try:
+        state = optax.with_extra_args_support(optim).update(value, optim.init(value), value, value=jnp.ones(()))[1]
+    except Exception:  # of what an optimiser needs, only a run can tell
+        return
+    means = [node.nu["one"] for node in jax.tree.leaves(state, is_leaf=is_mean) if is_mean(node)]
+    length = max((float(mean) ** -0.5 for mean in means if mean > 0), default=0.0)
+    if length >= LONGEST_FIRST_STEP:
+        warn(
+            f"ChunkedSVI: the first steps of this optimiser are {length:.0f} times as long as later ones, since its "
+            "mean of squared gradients begins at zero. Write optax.rmsprop(..., bias_correction=True)."
         )
