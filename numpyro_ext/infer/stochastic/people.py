@@ -161,7 +161,8 @@ class PersonalPosterior:
         at, tangents = jax.vmap(along, out_axes=(None, 0))(jnp.eye(self.size))
         logs = jax.nn.log_softmax(at)
         shares = jnp.exp(logs)
-        centred = tangents - (shares * tangents).sum(-1, keepdims=True)
+        # a product, since jaxlib 0.10.2 adds up (shares * tangents).sum(-1) wrongly in single precision
+        centred = tangents - jnp.einsum("ti,kti->kt", shares, tangents)[..., None]
         weighted = (jnp.where(mask[:, None], shares, 0.0) * centred).reshape(self.size, -1)
         return Slopes(
             _of_own(logs, items, mask).sum() - 0.5 * (numbers**2).sum(),
@@ -189,25 +190,28 @@ class PersonalPosterior:
             """Length of a Gauss-Newton step, in posterior standard deviations."""
             return jnp.sqrt(jnp.vdot(at.gradient, jnp.linalg.solve(at.precision, at.gradient)))
 
-        def unfinished(state: Any) -> Array:
-            return (state[3] < MOST_STEPS) & ~(distance(state[1]) <= tolerance)
+        def ascended(state: Any, most: int, metric: Callable[[Array, Slopes], Array]) -> Any:
+            def unfinished(state: Any) -> Array:
+                return (state[3] < most) & ~(distance(state[1]) <= tolerance)
 
-        def step(state: Any) -> Any:
-            numbers, at, damping, number = state
-            metric: Array = lax.cond(
-                number < GAUSS_NEWTON_STEPS,
-                lambda: at.precision,
-                lambda: self._curvature(numbers, at.precision, given, items, mask),
-            )
-            trial = numbers + jnp.linalg.solve(metric + damping * jnp.diag(jnp.diag(metric)), at.gradient)
-            new = self._slopes(trial, given, items, mask)
-            # near the mode differences are rounding
-            taken = new.value >= at.value - tolerance**2 * (1.0 + jnp.abs(at.value))
-            numbers, at = jax.tree.map(partial(jnp.where, taken), (trial, new), (numbers, at))
-            return numbers, at, jnp.where(taken, damping / 4, 4 * damping + 0.1), number + 1
+            def step(state: Any) -> Any:
+                numbers, at, damping, number = state
+                curvature = metric(numbers, at)
+                trial = numbers + jnp.linalg.solve(curvature + damping * jnp.diag(jnp.diag(curvature)), at.gradient)
+                new = self._slopes(trial, given, items, mask)
+                # near the mode differences are rounding
+                taken = new.value >= at.value - tolerance**2 * (1.0 + jnp.abs(at.value))
+                numbers, at = jax.tree.map(partial(jnp.where, taken), (trial, new), (numbers, at))
+                return numbers, at, jnp.where(taken, damping / 4, 4 * damping + 0.1), number + 1
 
-        initial = (start, self._slopes(start, given, items, mask), jnp.zeros_like(start[0]), jnp.array(0))
-        numbers, at, _, number = lax.while_loop(unfinished, step, initial)
+            return lax.while_loop(unfinished, step, state)
+
+        # one loop after the other, as side by side both curvatures would be computed in all steps
+        state = (start, self._slopes(start, given, items, mask), jnp.zeros_like(start[0]), jnp.array(0))
+        state = ascended(state, GAUSS_NEWTON_STEPS, lambda numbers, at: at.precision)
+        numbers, at, _, number = ascended(
+            state, MOST_STEPS, lambda numbers, at: self._curvature(numbers, at.precision, given, items, mask)
+        )
         return Mode(numbers, at.precision, _evidence(at), number, distance(at) <= tolerance)
 
     def evidence(self, given: Given, start: Array, items: Array, length: Array) -> tuple[Array, Mode]:
