@@ -31,7 +31,7 @@ def trained_in_chunks(split: EventSplit, key: int, **options: Any) -> ChunkedFit
     """Network without latent part, by the settings of ``sequence_networks``."""
     engine = ChunkedSVI(
         collaborative_rnn,
-        optim=optax.rmsprop(0.0075, decay=0.997),
+        optim=optax.rmsprop(0.0075, decay=0.997, bias_correction=True),
         plate="users",
         batch_size=20,
         chunk=64,

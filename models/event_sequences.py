@@ -56,8 +56,10 @@ def collaborative_rnn(
       the matrices ``W_h_basis`` of shape ``(rank, width, width)``, and item offsets ``W_out_basis`` of shape ``(rank,
       num_items)``.
 
-    The last two need a guide, such as NumPyro's ``AutoNormal``; for ``"low-rank"`` better ``ChunkedSVI(local=
-    "laplace")``.
+    The last two need a guide, such as NumPyro's ``AutoNormal(collaborative_rnn, init_loc_fn=init_to_mean,
+    init_scale=0.1)``, which begins at the pooled network; without ``init_loc_fn`` everybody begins at random numbers
+    between -2 and 2, and the network is not learned. They train best from the parameters of a pooled network,
+    ``run(..., init_params=pooled.params)``. For ``"low-rank"`` there is ``ChunkedSVI(local="laplace")`` as well.
 
     With ``pointer=True`` a gate chooses between the network and the items that the person herself had so far, by how
     often (counts :math:`c`, :math:`n` in all):

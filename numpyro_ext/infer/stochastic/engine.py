@@ -73,7 +73,8 @@ class ChunkedSVI:
     :param model: NumPyro model.
     :param guide: guide of its latent sites, autoguides as well; without one, ``param`` sites are fitted by maximum
         likelihood.
-    :param optim: optax optimiser whose steps of one row do not depend on other rows.
+    :param optim: optax optimiser whose steps of one row do not depend on other rows. One whose first steps are ten
+        times too long is warned of, as ``optax.rmsprop(0.0075, decay=0.997)`` without ``bias_correction=True``.
     :param loss: loss of NumPyro's SVI.
     :param str plate: name of the plate that comes in batches.
     :param int batch_size: members of a batch. With 1 and ``chunk``, this is gradient descent user by user.

@@ -206,8 +206,9 @@ class ChunkedFit(Shown):
         Her posterior is the Gaussian at the mode of her latent numbers, with the Gauss-Newton curvature, which is
         positive by construction.
 
-        :param history: her items so far; may be empty, for the prior. A list of histories is folded in side by side.
-            Items that the fit has not seen are left out, which ``num_dropped`` tells.
+        :param history: indices of her items so far; may be empty, for the prior. A list of histories, or a matrix with
+            one in each row, is folded in side by side. Items that the fit has not seen are left out, which
+            ``num_dropped`` tells.
         :return: a :class:`Person`, with ``next_probabilities``, ``log_evidence``, ``mean`` and ``covariance``; a list
             of them for a list of histories.
         :raises ValueError: if the model has free parameters of each user, or other latent sites.
@@ -215,11 +216,16 @@ class ChunkedFit(Shown):
         **Cost:** a few Newton steps, each of about five forward passes for each latent number.
         """
         self._check_sequential()
+        if getattr(history, "ndim", 0) == 2:
+            history = list(np.asarray(history))
         is_many = isinstance(history, list | tuple) and len(history) > 0 and all(np.ndim(one) == 1 for one in history)
         given = [np.asarray(one) for one in (history if is_many else [history])]
         for one in given:
             if one.ndim != 1 or (one.size and one.dtype.kind not in "iu"):
-                raise ValueError("ChunkedFit.fold_in: a history is a vector of items, and many are a list of vectors.")
+                raise ValueError(
+                    "ChunkedFit.fold_in: a history is a vector of indices of items, and many are a list of vectors; "
+                    f"got {one.dtype} of the shape {one.shape}. Labels have their index in EventSequences.item_labels."
+                )
         known = [one[(one >= 0) & (one < self.num_items)].astype(np.int32) for one in given]
         shared = Given(self.params, self._setting.arrays, self._setting.carry)
         if self._personal is None:
