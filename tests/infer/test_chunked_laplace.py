@@ -12,6 +12,9 @@ import pytest
 from jax import random
 
 from numpyro_ext.infer import ChunkedSVI
+from numpyro_ext.infer.stochastic.laplace import LaplaceProgram
+from numpyro_ext.infer.stochastic.people import Given
+from numpyro_ext.infer.stochastic.setting import Setting
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences
 
@@ -187,3 +190,20 @@ def test_modes_are_found_where_gauss_newton_is_slow():
     log = EventSequences.from_lists(items[:2])
     fit = engine.run(random.key(0), log, num_epochs=1, init_params=large, **options)
     assert all(person.converged for person in fit.fold_in(list(items)))
+
+
+def test_slopes_in_single_precision_are_those_of_autodiff():
+    """Sums over many items for several numbers, which jaxlib 0.10.2 gets wrong in single precision alone."""
+    options = {"num_users": 1, "num_items": 922, "width": 2, "personal": "low-rank", "rank": 4}
+    rng = np.random.default_rng(0)
+    items = rng.integers(0, 922, 32).astype(np.int32)
+    with jax.enable_x64(False):
+        items, mask = jnp.asarray(items), jnp.arange(32) < 30
+        program = LaplaceProgram(collaborative_rnn, optax.sgd(0.0), "users", 32)
+        setting, carry = Setting(options, jnp.zeros(2), 1), jnp.zeros((1, 2))
+        first = program.init(random.key(0), 1, jnp.arange(1), (items[None], mask[None], carry), setting)
+        given, numbers = Given(program.constrained(first), {}, carry[0]), jnp.array([0.5, -1.0, 0.2, 1.0])
+        found = jax.jit(program.people._slopes)(numbers, given, items, mask)
+        gradient = jax.jit(jax.grad(program.people._density))(numbers, given, items, mask)
+    assert found.gradient.dtype == jnp.float32
+    np.testing.assert_allclose(found.gradient, gradient, atol=1e-4)

@@ -128,6 +128,10 @@ def test_someone_new_has_the_posterior_of_the_model(low_rank):
         return found["event"]["fn"].base_dist.logits[0]
 
     nobody, person = low_rank.fold_in([[], [*history, 9]])
+    for row in low_rank.fold_in(np.stack([history, history])):
+        np.testing.assert_allclose(row.mean, person.mean, atol=1e-12)
+    with pytest.raises(ValueError, match="indices of items.*Labels have their index in EventSequences.item_labels"):
+        low_rank.fold_in(["tea", "milk"])
     assert person.converged and (nobody.num_dropped, person.num_dropped) == (0, 1)
     np.testing.assert_array_equal(nobody.mean, 0.0)
     np.testing.assert_allclose(nobody.covariance, np.eye(2), atol=1e-12)
