@@ -87,7 +87,14 @@ def _size_in_prior(block: SideBlock, prior: Side, k: int) -> Array:
     """Sums of the second moments of the first ``k`` components, in units of their prior."""
     if isinstance(block, CoupledBlock):
         return white_size(block)[:k]
-    return jnp.einsum("ek,ekk->k", _paired_precision(prior, k), _second_moment(block, prior, k))
+    assert isinstance(block, Block) and isinstance(prior, GaussianSide)
+    moment = block.mean[:, :k] ** 2
+    if block.covariance is not None:
+        covariance = block.covariance
+        moment += (covariance if covariance.ndim == 2 else jnp.diagonal(covariance, axis1=1, axis2=2))[:, :k]
+    if prior.weight is not None:
+        moment *= prior.weight[:, None]
+    return jnp.sum(_paired_precision(prior, k) * moment, 0)
 
 
 def _num_entropies(block: SideBlock, prior: Side) -> Array:

@@ -73,7 +73,9 @@ def fold_closed(
 
     def advance(carry: tuple[Any, Array, Array, Array]) -> tuple[Any, Array, Array, Array]:
         state, before, _, count = carry
-        state = closed.update_side(form, state, closed.with_tangents(views, state, options), side, options)
+        cells = views.at_cells(state, side, options)
+        best = closed.with_tangents(views, state, options, cells)
+        state = closed.update_side(form, state, best, side, options, cells=cells)
         after = values_of(state)
         return state, after, jnp.max(jnp.abs(after - before) / (1.0 + jnp.abs(after))), count + 1
 

@@ -2,12 +2,14 @@
 
 Where most pairs of a row and a column are cells, the layout is a grid: a chunk has some rows of the matrix, and sums
 are matrix products. Elsewhere the cells of a vector are cut into tiles of the same length, the last of which is filled
-up; a chunk has some tiles, and gathers the vectors of the other side once. Nothing larger than a chunk is kept per
-cell and component.
+up; a chunk has some tiles, and gathers the vectors of the other side once. Kept per cell are a mean and a variance, and
+nothing per cell and component.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -22,13 +24,26 @@ from ..cells import Side, oriented
 from ..terms import Coefficients
 from .moments import Moments, unpack
 
-__all__ = ["Cells", "Layout", "LayoutKind", "make_layout", "predictor_moments", "visit", "weighted_sums"]
+__all__ = [
+    "Cells",
+    "Layout",
+    "LayoutKind",
+    "Products",
+    "Seen",
+    "make_layout",
+    "products_of",
+    "visit",
+    "visit_vectors",
+    "weighted_sums",
+]
 
 LayoutKind = Literal["grid", "tiles"]
 _Carry = TypeVar("_Carry")
 _GRID_CELLS = 1 << 16
 _TILE_CELLS = 1 << 12
 _SHORTEST, _LONGEST = 4, 64
+_WRITTEN_OUT = 16
+"""Cells of a tile up to which their sum is written out: half the time of a product of many small matrices."""
 _IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
 
 
@@ -131,33 +146,63 @@ class Seen(NamedTuple):
         return jnp.einsum("bm,bmk->bk", weight, other) if self.is_gathered else weight @ other
 
 
-def visit(
-    layout: Layout,
-    own: Moments,
-    other: Moments,
-    function: Callable[[_Carry, Cells, Moments, Seen], _Carry],
-    start: _Carry,
-) -> _Carry:
-    """``function(carry, cells, own, seen)`` for one chunk after the other.
+class Products(NamedTuple):
+    """Moments of the products of vectors in all cells of a layout, without offsets and common unknowns."""
+
+    mean: Array
+    """Shape ``(chunks, b, m)``."""
+    variance: Array
+
+
+def products_of(layout: Layout, own: Moments, other: Moments) -> Products:
+    """Moments of the products in all cells, which is the one place where they are made.
 
     :param Moments own: of ``(u, 1)``.
     :param Moments other: of what multiplies it.
     """
 
     @jax.checkpoint
-    def step(carry: _Carry, cells: Cells) -> tuple[_Carry, None]:
+    def step(cells: Cells) -> Products:
         here: Moments = jax.tree.map(lambda x: x.at[cells.own].get(**_IN_RANGE), own)
-        if cells.other is None:
-            seen = Seen(other, False)
-        else:
-            seen = Seen(jax.tree.map(lambda x: x.at[cells.other].get(**_IN_RANGE), other), True)
-        return function(carry, cells, here, seen), None
+        return Products(*_product_moments(here, _seen(cells, other)))
 
-    return jax.lax.scan(step, start, layout.cells)[0]
+    return jax.lax.map(step, layout.cells)
 
 
-def predictor_moments(own: Moments, seen: Seen) -> tuple[Array, Array]:
-    """Means and variances of the products, without offsets and common unknowns, shape ``(b, m)`` each."""
+def visit(
+    layout: Layout,
+    products: Products,
+    function: Callable[[_Carry, Cells, Products], _Carry],
+    start: _Carry,
+) -> _Carry:
+    """``function(carry, cells, products)`` for one chunk after the other."""
+
+    @jax.checkpoint
+    def step(carry: _Carry, chunk: tuple[Cells, Products]) -> tuple[_Carry, None]:
+        return function(carry, *chunk), None
+
+    return jax.lax.scan(step, start, (layout.cells, products))[0]
+
+
+def visit_vectors(
+    layout: Layout,
+    products: Products,
+    other: Moments,
+    function: Callable[[_Carry, Cells, Products, Seen], _Carry],
+    start: _Carry,
+) -> _Carry:
+    """The same with the vectors of the other side, whose moments are given, as the cells see them."""
+    return visit(layout, products, lambda carry, cells, here: function(carry, cells, here, _seen(cells, other)), start)
+
+
+def _seen(cells: Cells, other: Moments) -> Seen:
+    if cells.other is None:
+        return Seen(other, False)
+    return Seen(jax.tree.map(lambda x: x.at[cells.other].get(**_IN_RANGE), other), True)
+
+
+def _product_moments(own: Moments, seen: Seen) -> tuple[Array, Array]:
+    """Means and variances of the products of a chunk, shape ``(b, m)`` each."""
     other = seen.moments
     mean = seen.dot(own.mean, other.mean)
     if other.variance is not None:
@@ -179,5 +224,10 @@ def weighted_sums(seen: Seen, weight: Array) -> Array:
     if not seen.is_gathered or moments.variance is None:
         return unpack(seen.sum(weight, moments.second), size)
     mean = moments.mean
-    products = jnp.einsum("bmk,bml->bkl", weight[..., None] * mean, mean)
+    weighted = weight[..., None] * mean
+    if mean.shape[1] <= _WRITTEN_OUT:
+        terms = (weighted[:, cell, :, None] * mean[:, cell, None, :] for cell in range(mean.shape[1]))
+        products = functools.reduce(operator.add, terms)
+    else:
+        products = jnp.einsum("bmk,bml->bkl", weighted, mean)
     return products + seen.sum(weight, moments.variance)[..., None] * jnp.eye(size, dtype=mean.dtype)

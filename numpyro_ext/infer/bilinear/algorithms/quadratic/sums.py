@@ -8,22 +8,23 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from ..background import AllPairs, even_zero, sums_for_common, sums_over_pairs, unlisted_zeros
+from ..background import AllPairs, sums_for_common, sums_over_pairs, unlisted_zeros
 from ..cells import Block
-from .layout import Cells, Layout, Seen, predictor_moments, visit, weighted_sums
-from .moments import Moments, own_moments, partner_moments
+from .layout import Cells, Layout, Products, Seen, products_of, visit, visit_vectors, weighted_sums
+from .moments import own_moments, partner_moments
 from .rules import Bound, Parabola, logit_negative, parabola, with_rule
 
 __all__ = [
-    "BestZeros",
     "Problem",
     "VectorSums",
-    "best_zeros",
+    "best_tangents",
     "common_sums",
+    "products_at",
     "values_at_moments",
     "vector_sums",
     "vector_values",
     "zero_values",
+    "zeros_left",
 ]
 
 
@@ -39,6 +40,16 @@ class Problem(NamedTuple):
     is_censored: bool = False
     """True if listed cells have zeros, too: those censored pairs that are of them."""
 
+    @property
+    def is_of_rows(self) -> bool:
+        """True if cells are in the order of the rows, which have the parabolas of zeros; where there are zeros."""
+        return self.pairs is not None and self.pairs.own_bound is not None
+
+    @property
+    def pairs_of_rows(self) -> AllPairs | None:
+        """Zeros of all pairs, seen from the rows."""
+        return self.pairs if self.pairs is None or self.is_of_rows else self.pairs.seen_from_columns()
+
 
 class VectorSums(NamedTuple):
     """Quadratic function that bounds the expected log factors of each vector ``u``, less a constant:
@@ -50,26 +61,30 @@ class VectorSums(NamedTuple):
     """Shape ``(num, size)``."""
 
 
-def _moments(problem: Problem, own: Block, other: Block) -> tuple[Moments, Moments]:
-    partner = partner_moments(problem.layout.coefficients, own.mean.shape[1], other, problem.is_diagonal)
-    return own_moments(own, problem.is_diagonal), partner
+def products_at(problem: Problem, own: Block, other: Block) -> Products:
+    """Moments of the products of all cells, in the order of the side of ``own``.
+
+    Cost: per cell linear in the size where components are independent, else quadratic.
+    """
+    own_size = own.mean.shape[1]
+    partner = partner_moments(problem.layout.coefficients, own_size, other, problem.is_diagonal)
+    return products_of(problem.layout, own_moments(own, problem.is_diagonal), partner)
 
 
-def _of_predictors(cells: Cells, own: Moments, seen: Seen, common: Block | None) -> tuple[Array, Array, Array]:
-    """Means and variances of the predictors of a chunk, and the means of what is added to the products."""
-    mean, variance = predictor_moments(own, seen)
-    shift = cells.offset
+def _of_predictors(cells: Cells, products: Products, common: Block | None) -> tuple[Array, Array, Array]:
+    """Means and variances of predictors, and the means of what is added to the products."""
+    shift, variance = cells.offset, products.variance
     if common is not None and cells.common is not None:
         assert common.covariance is not None
         shift = shift + cells.common @ common.mean[0]
-        variance = variance + jnp.einsum("bmi,ij,bmj->bm", cells.common, common.covariance[0], cells.common)
-    return mean + shift, variance, shift
+        variance = variance + jnp.einsum("...i,ij,...j->...", cells.common, common.covariance[0], cells.common)
+    return products.mean + shift, variance, shift
 
 
-def _of_cells(problem: Problem, cells: Cells, own: Moments, seen: Seen, common: Block | None) -> tuple[Parabola, Array]:
+def _of_cells(problem: Problem, cells: Cells, products: Products, common: Block | None) -> tuple[Parabola, Array]:
     """Weighted parabolas of the cells of a chunk with what is counted otherwise of their zeros, and the means of what
     is added to the products."""
-    mean, variance, shift = _of_predictors(cells, own, seen, common)
+    mean, variance, shift = _of_predictors(cells, products, common)
     found = parabola(with_rule(cells.potential, problem.bound), mean, variance)
     found = Parabola(*(jnp.where(cells.weight > 0.0, cells.weight * x, 0.0) for x in found))
     if problem.pairs is not None:
@@ -96,10 +111,11 @@ def _common_moments(common: Block | None) -> tuple[Array, Array] | None:
     return common.mean[0], common.covariance[0]
 
 
-def vector_sums(problem: Problem, own: Block, other: Block, common: Block | None) -> VectorSums:
+def vector_sums(problem: Problem, products: Products, own: Block, other: Block, common: Block | None) -> VectorSums:
     """Sums for the update of each vector of a side, at the tangents that are best for the present posterior.
 
     :param Problem problem: the cells in the order of the side.
+    :param Products products: of the present posterior, from :func:`products_at`.
     :param Block own: the vectors that the sums are taken for.
     :param Block other: the vectors that are held.
     :param Block common: the common unknowns, where there are any.
@@ -107,10 +123,10 @@ def vector_sums(problem: Problem, own: Block, other: Block, common: Block | None
     Cost: per cell quadratic in the size.
     """
     num, size = own.mean.shape
-    here, there = _moments(problem, own, other)
+    there = partner_moments(problem.layout.coefficients, size, other, problem.is_diagonal)
 
-    def step(sums: tuple[Array, Array], cells: Cells, mine: Moments, seen: Seen) -> tuple[Array, Array]:
-        found, shift = _of_cells(problem, cells, mine, seen, common)
+    def step(sums: tuple[Array, Array], cells: Cells, here: Products, seen: Seen) -> tuple[Array, Array]:
+        found, shift = _of_cells(problem, cells, here, common)
         matrix = weighted_sums(seen, found.curvature)
         linear = seen.sum(found.slope - found.curvature * shift, seen.moments.mean)
         return (
@@ -120,7 +136,7 @@ def vector_sums(problem: Problem, own: Block, other: Block, common: Block | None
 
     dtype = own.mean.dtype
     start = jnp.zeros((num, size + 1, size + 1), dtype), jnp.zeros((num, size + 1), dtype)
-    matrix, linear = visit(problem.layout, here, there, step, start)
+    matrix, linear = visit_vectors(problem.layout, products, there, step, start)
     sums = VectorSums(matrix[:, :size, :size], linear[:, :size] - matrix[:, :size, size])
     if problem.pairs is None:
         return sums
@@ -128,24 +144,23 @@ def vector_sums(problem: Problem, own: Block, other: Block, common: Block | None
     return VectorSums(sums.precision + zeros.scale[:, None, None] * zeros.matrix, sums.linear + zeros.linear)
 
 
-def vector_values(problem: Problem, own: Block, other: Block, common: Block | None) -> Array:
+def vector_values(problem: Problem, products: Products, own: Block, other: Block, common: Block | None) -> Array:
     """Lower bounds of the expected log factors of each vector of a side, shape ``(num,)``; see :func:`vector_sums`.
 
-    Cost: per cell linear in the size where components are independent, else quadratic.
+    Cost: per cell one evaluation of its factor.
     """
-    here, there = _moments(problem, own, other)
 
-    def step(sums: Array, cells: Cells, mine: Moments, seen: Seen) -> Array:
-        found, _ = _of_cells(problem, cells, mine, seen, common)
+    def step(sums: Array, cells: Cells, here: Products) -> Array:
+        found, _ = _of_cells(problem, cells, here, common)
         return sums.at[cells.own].add(jnp.sum(found.value, -1), indices_are_sorted=True)
 
-    value = visit(problem.layout, here, there, step, jnp.zeros(own.mean.shape[:1], own.mean.dtype))
+    value = visit(problem.layout, products, step, jnp.zeros(own.mean.shape[:1], own.mean.dtype))
     if problem.pairs is None:
         return value
     return value + sums_over_pairs(problem.pairs, own, other, _common_moments(common)).value
 
 
-def zero_values(problem: Problem, own: Block, other: Block, common: Block | None) -> Array:
+def zero_values(problem: Problem, products: Products, own: Block, other: Block, common: Block | None) -> Array:
     """Bounds of the expected log probability of a zero with each vector, shape ``(num,)``.
 
     The zeros of pairs are weighted by the other vectors alone. Cost: that of :func:`vector_values`.
@@ -153,35 +168,23 @@ def zero_values(problem: Problem, own: Block, other: Block, common: Block | None
     assert problem.pairs is not None
     pairs = problem.pairs._replace(own_weight=jnp.ones_like(problem.pairs.own_weight))
     problem = problem._replace(pairs=pairs)
-    here, there = _moments(problem, own, other)
 
-    def step(sums: Array, cells: Cells, mine: Moments, seen: Seen) -> Array:
-        mean, variance, _ = _of_predictors(cells, mine, seen, common)
+    def step(sums: Array, cells: Cells, here: Products) -> Array:
+        mean, variance, _ = _of_predictors(cells, here, common)
         found = _of_zeros(problem, cells, mean, variance)
         return sums.at[cells.own].add(jnp.sum(found.value, -1), indices_are_sorted=True)
 
-    value = visit(problem.layout, here, there, step, jnp.zeros(own.mean.shape[:1], own.mean.dtype))
+    value = visit(problem.layout, products, step, jnp.zeros(own.mean.shape[:1], own.mean.dtype))
     return value + sums_over_pairs(pairs, own, other, _common_moments(common)).value
 
 
-def values_at_moments(problem: Problem, rows: Block, columns: Block, common: Block | None) -> Callable[[Layout], Array]:
+def values_at_moments(problem: Problem, products: Products, common: Block | None) -> Callable[[Layout], Array]:
     """The sum of the values of all cells, as a function of a layout in which factors alone may differ.
 
-    Predictors are visited once, so that hyperparameters of the factors can be learned at a cost per cell that does not
-    depend on the size of vectors.
-
-    :param Problem problem: the cells in the order of the rows.
+    Predictors are the same for all of these, so that hyperparameters of the factors can be learned at a cost per cell
+    that does not depend on the size of vectors.
     """
-    layout = problem.layout
-    here, there = _moments(problem, rows, columns)
-
-    def step(places: tuple[Array, Array, Array], cells: Cells, mine: Moments, seen: Seen) -> tuple[Array, Array, Array]:
-        chunk, mean, variance = places
-        found = _of_predictors(cells, mine, seen, common)
-        return chunk + 1, mean.at[chunk].set(found[0]), variance.at[chunk].set(found[1])
-
-    zeros = jnp.zeros_like(layout.cells.weight)
-    _, mean, variance = visit(layout, here, there, step, (jnp.asarray(0), zeros, zeros))
+    mean, variance, _ = _of_predictors(problem.layout.cells, products, common)
 
     def value(other: Layout) -> Array:
         cells = other.cells
@@ -191,15 +194,14 @@ def values_at_moments(problem: Problem, rows: Block, columns: Block, common: Blo
     return value
 
 
-def common_sums(problem: Problem, rows: Block, columns: Block, common: Block) -> VectorSums:
-    """Sums for the update of the common unknowns, in the order of the rows; see :func:`vector_sums`."""
-    here, there = _moments(problem, rows, columns)
+def common_sums(problem: Problem, products: Products, rows: Block, columns: Block, common: Block) -> VectorSums:
+    """Sums for the update of the common unknowns, from cells in the order of either side; see :func:`vector_sums`."""
     size = common.mean.shape[1]
 
-    def step(sums: tuple[Array, Array], cells: Cells, mine: Moments, seen: Seen) -> tuple[Array, Array]:
+    def step(sums: tuple[Array, Array], cells: Cells, here: Products) -> tuple[Array, Array]:
         assert cells.common is not None
-        found, _ = _of_cells(problem, cells, mine, seen, common)
-        mean = seen.dot(mine.mean, seen.moments.mean) + cells.offset
+        found, _ = _of_cells(problem, cells, here, common)
+        mean = here.mean + cells.offset
         weighted = found.curvature[..., None] * cells.common
         return (
             sums[0] + jnp.einsum("bmi,bmj->ij", weighted, cells.common),
@@ -207,8 +209,8 @@ def common_sums(problem: Problem, rows: Block, columns: Block, common: Block) ->
         )
 
     start = jnp.zeros((size, size), rows.mean.dtype), jnp.zeros((size,), rows.mean.dtype)
-    matrix, linear = visit(problem.layout, here, there, step, start)
-    pairs = problem.pairs
+    matrix, linear = visit(problem.layout, products, step, start)
+    pairs = problem.pairs_of_rows
     if pairs is not None and pairs.common is not None:
         curvature, slope = sums_for_common(pairs, rows, columns)
         matrix = matrix + curvature * jnp.outer(pairs.common, pairs.common)
@@ -216,37 +218,34 @@ def common_sums(problem: Problem, rows: Block, columns: Block, common: Block) ->
     return VectorSums(matrix[None], linear[None])
 
 
-class BestZeros(NamedTuple):
-    """Bounds of rows at the tangents of their zeros that are best, and these."""
+def zeros_left(problem: Problem, products: Products, rows: Block, columns: Block, common: Block | None) -> Array:
+    """Number, sum of predictors and sum of expected squares of the zeros of each row that are in no listed cell.
 
-    value: Array
-    """Lower bounds of the expected log factors of each row, shape ``(num_rows,)``."""
-    tangent: Array
-    """Squares of the tangents, of the same shape; one where a row has no zeros but those of its cells."""
-
-
-def best_zeros(problem: Problem, rows: Block, columns: Block, common: Block | None, *, is_shared: bool) -> BestZeros:
-    """The best tangents of the zeros of each row, and the values there, in one pass over the cells.
-
-    :param Problem problem: the cells in the order of the rows, which have no zeros of their own for the values.
-    :param bool is_shared: whether all rows have one tangent.
-
-    Cost: that of :func:`vector_values`.
+    :param Problem problem: the cells in the order of either side.
+    :param Products products: in the same order.
+    :return: shape ``(num_rows, 3)``.
     """
-    pairs = problem.pairs
-    assert pairs is not None
-    here, there = _moments(problem, rows, columns)
+    seen, pairs = problem.pairs, problem.pairs_of_rows
+    assert seen is not None and pairs is not None
 
-    def step(sums: Array, cells: Cells, mine: Moments, seen: Seen) -> Array:
-        mean, variance, _ = _of_predictors(cells, mine, seen, common)
-        value = cells.weight * parabola(with_rule(cells.potential, problem.bound), mean, variance).value
-        number, _ = pairs.listed(cells.own, cells.other)
-        found = jnp.stack([value, number, number * mean, number * (mean**2 + variance)], axis=-1)
-        found = jnp.where(cells.weight[..., None] > 0.0, found, 0.0)
-        return sums.at[cells.own].add(jnp.sum(found, 1), indices_are_sorted=True)
+    def step(sums: Array, cells: Cells, here: Products) -> Array:
+        mean, variance, _ = _of_predictors(cells, here, common)
+        number, _ = seen.listed(cells.own, cells.other)
+        number = jnp.where(cells.weight > 0.0, number, 0.0)
+        found = jnp.stack([number, number * mean, number * (mean**2 + variance)], axis=-1)
+        if problem.is_of_rows:
+            return sums.at[cells.own].add(jnp.sum(found, 1), indices_are_sorted=True)
+        return sums + jnp.sum(found, 0) if cells.other is None else sums.at[cells.other].add(found)
 
-    sums = visit(problem.layout, here, there, step, jnp.zeros((len(rows.mean), 4), rows.mean.dtype))
-    left = unlisted_zeros(pairs, rows, columns, sums[:, 1:], _common_moments(common))
+    listed = visit(problem.layout, products, step, jnp.zeros((len(rows.mean), 3), rows.mean.dtype))
+    return unlisted_zeros(pairs, rows, columns, listed, _common_moments(common))
+
+
+def best_tangents(left: Array, *, is_shared: bool) -> Array:
+    """Squares of the best tangents of the zeros of each row; one where a row has no zeros but those of its cells.
+
+    :param left: from :func:`zeros_left`.
+    :param bool is_shared: whether all rows have one tangent.
+    """
     number, _, square = jnp.broadcast_to(jnp.sum(left, 0), left.shape).T if is_shared else left.T
-    tangent = jnp.where(number > 0.0, jnp.maximum(square, 0.0) / jnp.where(number > 0.0, number, 1.0), 1.0)
-    return BestZeros(sums[:, 0] + even_zero(tangent).total(*left.T), tangent)
+    return jnp.where(number > 0.0, jnp.maximum(square, 0.0) / jnp.where(number > 0.0, number, 1.0), 1.0)

@@ -18,17 +18,18 @@ from ..incidence import SideBlock
 from ..selection import Censored, SelectionRule, best_shares
 from ..steps import divergence
 from ..sweeps import Info, State, relative_change
-from .layout import Layout, LayoutKind, make_layout
+from .layout import Layout, LayoutKind, Products, make_layout
 from .rules import Bound
 from .sums import (
-    BestZeros,
     Problem,
-    best_zeros,
+    best_tangents,
     common_sums,
+    products_at,
     values_at_moments,
     vector_sums,
     vector_values,
     zero_values,
+    zeros_left,
 )
 from .updates import Stages, Update, closed_update, stages_of
 
@@ -80,6 +81,18 @@ class Views(NamedTuple):
         pairs = self.pairs if side == "rows" or self.pairs is None else self.pairs.seen_from_columns()
         return Problem(getattr(self, side), pairs, options.bound, options.is_diagonal, self.censored is not None)
 
+    def at_cells(self, state: State, side: Side, options: Options) -> AtCells:
+        """The products of a posterior in all cells, in the order of a side."""
+        return AtCells(side, products_at(self.problem(side, options), *_blocks(state, side)))
+
+
+class AtCells(NamedTuple):
+    """Moments of the products in all cells, which hold until vectors move."""
+
+    side: Side
+    """In whose order they are."""
+    products: Products
+
 
 def make_views(form: Bilinear, options: Options) -> Views:
     """Order the cells.
@@ -123,15 +136,17 @@ def sweep(
     if views.censored is not None:
         assert state.selected is not None
         state = state._replace(selected=views.censored.with_counts(state.selected))
+    cells = views.at_cells(state, first, options)
     if state.common is not None:
-        state = update_common(form, state, with_tangents(views, state, options), options)
+        state = update_common(form, state, with_tangents(views, state, options, cells), options, cells)
     for side in (first, _other(first)):
+        if side != first:
+            cells = views.at_cells(state, side, options)
+            state = _with_tangent(state, views, options, cells)
         if views.censored is not None:
-            state = _with_shares(state, views, side, options)
-        views = with_tangents(views, state, options)
-        state = update_side(form, state, views, side, options, refresh=refresh)
-        if side == first:
-            state = _with_tangent(state, views, options)
+            state = _with_shares(state, views, options, cells)
+        views = with_tangents(views, state, options, cells)
+        state = update_side(form, state, views, side, options, refresh=refresh, cells=cells)
     if with_gauge and views.censored is None:
         state = _improved(form, state)
     objective = bound_of(form, state, views, options)
@@ -144,8 +159,11 @@ def _other(side: Side) -> Side:
     return "columns" if side == "rows" else "rows"
 
 
-def with_tangents(views: Views, state: State, options: Options) -> Views:
-    """The views with the tangents of zeros at their best, or with the zeros that a state says of censored pairs."""
+def with_tangents(views: Views, state: State, options: Options, cells: AtCells | None = None) -> Views:
+    """The views with the tangents of zeros at their best, or with the zeros that a state says of censored pairs.
+
+    :param AtCells cells: products of the state, where they are known.
+    """
     if views.pairs is None:
         return views
     if views.censored is not None:
@@ -155,24 +173,28 @@ def with_tangents(views: Views, state: State, options: Options) -> Views:
         tangent = jnp.broadcast_to(selected.tangent, weights[0].shape)
         pairs = views.pairs._replace(own_weight=weights[0], other_weight=weights[1], own_bound=even_zero(tangent))
         return views._replace(pairs=pairs)
-    return views._replace(pairs=views.pairs._replace(own_bound=even_zero(_best_zeros(views, state, options).tangent)))
+    tangents, _ = _tangents(views, state, options, cells)
+    return views._replace(pairs=views.pairs._replace(own_bound=even_zero(tangents)))
 
 
-def _best_zeros(views: Views, state: State, options: Options) -> BestZeros:
-    is_shared = options.zeros == "shared" or views.censored is not None
-    return best_zeros(views.problem("rows", options), *_blocks(state), state.common, is_shared=is_shared)
+def _tangents(views: Views, state: State, options: Options, cells: AtCells | None) -> tuple[Array, Array]:
+    """The best tangents of the zeros of each row, and what is summed over these."""
+    side, products = views.at_cells(state, "rows", options) if cells is None else cells
+    left = zeros_left(views.problem(side, options), products, *_blocks(state), state.common)
+    return best_tangents(left, is_shared=options.zeros == "shared" or views.censored is not None), left
 
 
-def _with_tangent(state: State, views: Views, options: Options) -> State:
+def _with_tangent(state: State, views: Views, options: Options, cells: AtCells) -> State:
     """The state with the best tangent of the zeros of censored pairs, where there are any."""
     if state.selected is None:
         return state
-    tangent = _best_zeros(with_tangents(views, state, options), state, options).tangent[0]
-    return state._replace(selected=state.selected._replace(tangent=tangent))
+    tangents, _ = _tangents(with_tangents(views, state, options), state, options, cells)
+    return state._replace(selected=state.selected._replace(tangent=tangents[0]))
 
 
-def _with_shares(state: State, views: Views, side: Side, options: Options) -> State:
-    """The state with the best shares of a side in the censored pairs."""
+def _with_shares(state: State, views: Views, options: Options, cells: AtCells) -> State:
+    """The state with the best shares in the censored pairs of the side in whose order the cells are."""
+    side, products = cells
     selected = state.selected
     assert selected is not None and views.censored is not None
     is_rows = side == "rows"
@@ -180,7 +202,7 @@ def _with_shares(state: State, views: Views, side: Side, options: Options) -> St
     values = jnp.zeros_like(counts)
     if options.selection == "learned":
         problem = with_tangents(views, state, options).problem(side, options)
-        values = zero_values(problem, *_blocks(state, side), state.common)
+        values = zero_values(problem, products, *_blocks(state, side), state.common)
         values = values if is_rows else values / views.censored.number
     shares = best_shares(counts, values)
     return state._replace(
@@ -204,12 +226,14 @@ def update_side(
     *,
     refresh: bool = False,
     stages: Stages | None = None,
+    cells: AtCells | None = None,
 ) -> State:
     """The state after an update of all vectors of a side.
 
     :param Views views: whose tangents of zeros are used.
     :param bool refresh: whether tangents are found anew before each group of components.
     :param stages: groups of components that move, by default all of them in the order of the options.
+    :param AtCells cells: products of the state in the order of the side, where they are known.
     """
     prior: GaussianSide = getattr(form, side)
     num_paired = form.coupling.shape[-1] if form.is_paired else prior.mean.shape[1]
@@ -217,8 +241,9 @@ def update_side(
         stages = stages_of(options.update, num_paired, prior.mean.shape[1], refresh=refresh)
     for groups in stages:
         own, other = _blocks(state, side)
-        sums = vector_sums(views.problem(side, options), own, other, state.common)
-        state = with_side(state, side, closed_update(own, prior, sums, groups))
+        _, products = views.at_cells(state, side, options) if cells is None else cells
+        sums = vector_sums(views.problem(side, options), products, own, other, state.common)
+        state, cells = with_side(state, side, closed_update(own, prior, sums, groups)), None
     return state
 
 
@@ -227,10 +252,14 @@ def with_side(state: State, side: Side, block: SideBlock) -> State:
     return state._replace(rows=block) if side == "rows" else state._replace(columns=block)
 
 
-def update_common(form: Bilinear, state: State, views: Views, options: Options) -> State:
-    """The state after an update of the common unknowns."""
+def update_common(form: Bilinear, state: State, views: Views, options: Options, cells: AtCells | None = None) -> State:
+    """The state after an update of the common unknowns.
+
+    :param AtCells cells: products of the state, where they are known.
+    """
     assert state.common is not None and form.common is not None
-    sums = common_sums(views.problem("rows", options), *_blocks(state), state.common)
+    side, products = views.at_cells(state, "rows", options) if cells is None else cells
+    sums = common_sums(views.problem(side, options), products, *_blocks(state), state.common)
     size = state.common.mean.shape[1]
     return state._replace(common=closed_update(state.common, form.common.prior, sums, ((0, size),)))
 
@@ -250,15 +279,21 @@ def _improved(form: Bilinear, state: State) -> State:
 
 def values_of_side(state: State, views: Views, side: Side, options: Options) -> Array:
     """Lower bounds of the expected log factors of each vector of a side, at the best tangents, shape ``(num,)``."""
+    cells = views.at_cells(state, side, options)
     if side == "rows" and views.pairs is not None and views.censored is None:
-        return _best_zeros(views, state, options).value
-    views = with_tangents(views, state, options)
-    return vector_values(views.problem(side, options), *_blocks(state, side), state.common)
+        # All zeros of a row at once: those of its cells were never added, and need not be taken back.
+        tangents, left = _tangents(views, state, options, cells)
+        problem = views.problem(side, options)._replace(pairs=None)
+        values = vector_values(problem, cells.products, *_blocks(state), state.common)
+        return values + even_zero(tangents).total(*left.T)
+    problem = with_tangents(views, state, options, cells).problem(side, options)
+    return vector_values(problem, cells.products, *_blocks(state, side), state.common)
 
 
 def bound_at_moments(state: State, views: Views, options: Options) -> Callable[[Bilinear, Views], Array]:
     """The objective of a state as a function of the form, where predictors are the same in all of these."""
-    value = values_at_moments(views.problem("rows", options), *_blocks(state), state.common)
+    _, products = views.at_cells(state, "rows", options)
+    value = values_at_moments(views.problem("rows", options), products, state.common)
     return lambda form, views: form.log_constant + value(views.rows) - _cost(form, state)
 
 
