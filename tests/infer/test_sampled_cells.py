@@ -14,6 +14,7 @@ from numpyro_ext.infer.bilinear.algorithms import sweeps as core
 from numpyro_ext.infer.bilinear.algorithms.cells import Block
 from numpyro_ext.infer.bilinear.algorithms.quadratic.draws import (
     Cells,
+    Draws,
     Problem,
     best_common,
     best_vectors,
@@ -69,16 +70,6 @@ def test_draws_have_their_probabilities(scheme):
     np.testing.assert_allclose(few.p_column, p.sum(0)[few.columns], rtol=rtol)
 
 
-class OneCell:
-    """A sampler that draws what it is told to."""
-
-    def __init__(self, cell):
-        self.cell = cell
-
-    def draw(self, key, size):
-        return jax.tree.map(lambda x: x[None], self.cell)
-
-
 def small_problem():
     """The form and the start of the reference."""
     rows, cols = np.nonzero(X)
@@ -111,9 +102,9 @@ def test_estimates_by_enumeration():
     @jax.jit
     @jax.vmap
     def estimates(cell):
-        drawer, draws = OneCell(cell), (random.key(0), 1, 1)
-        rows, columns = (best_vectors(problem, state, s, drawer, draws).estimate for s in ("rows", "columns"))
-        common = best_common(problem, state, drawer, draws)
+        draws = Draws(jax.tree.map(lambda x: x[None, None], cell), 1)
+        rows, columns = (best_vectors(problem, state, s, draws).estimate for s in ("rows", "columns"))
+        common = best_common(problem, state, draws)
         precision = 1.0 / common.covariance[0, 0, 0]
         z = jnp.stack([common.mean[0, 0] * precision, precision])
         return (

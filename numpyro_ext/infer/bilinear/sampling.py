@@ -276,8 +276,8 @@ def fit_sampled(
     def advance(state: State, length: int, done: int) -> tuple[State, _Info, float]:
         nonlocal drawn, change, error
         state, number = minibatches(
-            problem, state, sampler, rng_key, jnp.asarray(done), jnp.asarray(length), jnp.asarray(num_chunks * chunk),
-            chunk=chunk,
+            problem, state, sampler, rng_key, jnp.asarray(done), jnp.asarray(length),
+            num_chunks=num_chunks, chunk=chunk,
         )  # fmt: skip
         drawn, done = drawn + int(number), done + length
         values = np.asarray(bound_values(problem, state, cells), float)

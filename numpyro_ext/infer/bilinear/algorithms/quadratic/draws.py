@@ -33,9 +33,11 @@ from .moments import own_moments, partner_moments
 from .rules import Parabola, parabola, with_rule
 
 __all__ = [
+    "MOST_DRAWS",
     "BestVectors",
     "Cells",
     "Drawer",
+    "Draws",
     "Problem",
     "best_common",
     "best_vectors",
@@ -50,11 +52,9 @@ _DECAY = 0.7
 _ACCURACY = 2.0
 """Square of the relative error of an estimate, times the probability of more."""
 _FIRST = 5
-_MOST = 20
-"""Draws of the first minibatch and of the largest, per vector of the longer side."""
-
-Draws = tuple[Array, Array | int, int]
-"""Draws of a minibatch: their key, the number of chunks, and the draws of a chunk."""
+MOST_DRAWS = 20
+"""Draws of the first minibatch and of the largest, in units of the smallest, which has one per vector of the longer
+side."""
 
 
 class Cells(NamedTuple):
@@ -69,6 +69,20 @@ class Cells(NamedTuple):
     p_row: Array
     """Probability of its row."""
     p_column: Array
+
+
+class Draws(NamedTuple):
+    """Cells of a minibatch."""
+
+    cells: Cells
+    """With a leading axis of chunks."""
+    num_chunks: Array | int
+    """Chunks that are used: a minibatch whose size is found by its run has room for the largest."""
+
+    @property
+    def number(self) -> Array | int:
+        """Number of cells."""
+        return self.num_chunks * self.cells.rows.shape[1]
 
 
 class Drawer(Protocol):
@@ -148,17 +162,31 @@ def _see(problem: Problem, state: State, side: Side, cells: Cells) -> _Seen:
     return _Seen(i, (u, s), (m, t), mean, found, cells.p_row if is_rows else cells.p_column)
 
 
-def _over_chunks(drawer: Drawer, draws: Draws, visit: Any, start: Any) -> Any:
-    """``visit(sums, cells)`` over chunks of draws, the same ones for the same key."""
-    key, num_chunks, size = draws
+def drawn(drawer: Drawer, key: Array, num_chunks: Array | int, most: int, size: int) -> Draws:
+    """Draw a minibatch.
 
-    def step(chunk: Array, sums: Any) -> Any:
-        return visit(sums, drawer.draw(jax.random.fold_in(key, chunk), size))
+    :param num_chunks: that are drawn.
+    :param int most: chunks that there is room for.
+    :param int size: cells of a chunk.
+    """
 
-    return lax.fori_loop(0, num_chunks, step, start)
+    def fill(chunk: Array, room: Cells) -> Cells:
+        cells = drawer.draw(jax.random.fold_in(key, chunk), size)
+        return jax.tree.map(lambda kept, new: kept.at[chunk].set(new), room, cells)
+
+    shapes = jax.eval_shape(lambda: drawer.draw(key, size))
+    room: Cells = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), shapes)
+    return Draws(lax.fori_loop(0, num_chunks, fill, room), num_chunks)
 
 
-def best_common(problem: Problem, state: State, drawer: Drawer, draws: Draws) -> Block:
+def _over_chunks(draws: Draws, visit: Any, start: Any) -> Any:
+    """``visit(sums, cells)`` over chunks of draws."""
+    return lax.fori_loop(
+        0, draws.num_chunks, lambda chunk, sums: visit(sums, jax.tree.map(lambda x: x[chunk], draws.cells)), start
+    )
+
+
+def best_common(problem: Problem, state: State, draws: Draws) -> Block:
     """The best common unknowns, as the draws estimate them."""
     common, prior, pairs = state.common, problem.common, problem.pairs
     assert common is not None and prior is not None and pairs.common is not None
@@ -171,8 +199,8 @@ def best_common(problem: Problem, state: State, drawer: Drawer, draws: Draws) ->
         return sums[0] + jnp.sum(curvature), sums[1] + jnp.sum(linear)
 
     zero = jnp.zeros((), shift.dtype)
-    curvature, linear = _over_chunks(drawer, draws, visit, (zero, zero))
-    number = draws[1] * draws[2]
+    curvature, linear = _over_chunks(draws, visit, (zero, zero))
+    number = draws.number
     precision = _matrix(prior) + curvature / number * jnp.outer(pairs.common, pairs.common)
     mean = prior.apply(prior.mean) + linear / number * pairs.common
     factor = cholesky(precision)
@@ -191,7 +219,7 @@ class BestVectors(NamedTuple):
 
 
 def best_vectors(
-    problem: Problem, state: State, side: Side, drawer: Drawer, draws: Draws, *, with_squares: bool = False
+    problem: Problem, state: State, side: Side, draws: Draws, *, with_squares: bool = False
 ) -> BestVectors:
     """Best vectors of one side, all else being held: unbiased for those that were drawn, on draws that
     the state does not depend on."""
@@ -217,7 +245,7 @@ def best_vectors(
         return sums.at[seen.own].add(jnp.concatenate(parts, axis=1))
 
     width = 2 * size * (2 if with_squares else 1) + 1
-    sums = _over_chunks(drawer, draws, visit, jnp.zeros((num, width), own.mean.dtype))
+    sums = _over_chunks(draws, visit, jnp.zeros((num, width), own.mean.dtype))
     number = sums[:, 2 * size]
     mean = sums / jnp.maximum(number, 1.0)[:, None]
     return BestVectors(base + mean[:, : 2 * size], mean[:, 2 * size + 1 :] if with_squares else None, number)
@@ -264,7 +292,7 @@ def wanted_size(moments: tuple[DrawMoments, DrawMoments], drawer: Drawer) -> Arr
     return total / jnp.maximum(number, 1.0)
 
 
-@partial(jax.jit, static_argnames="chunk")
+@partial(jax.jit, static_argnames=("num_chunks", "chunk"))
 def minibatches(
     problem: Problem,
     state: State,
@@ -272,8 +300,8 @@ def minibatches(
     key: Array,
     done: Array,
     number: Array,
-    batch_size: Array,
     *,
+    num_chunks: int,
     chunk: int,
 ) -> tuple[State, Array]:
     """Some minibatches of a run.
@@ -284,36 +312,36 @@ def minibatches(
     :param key: of the run: each minibatch has its own by its number.
     :param done: minibatches before these.
     :param number: of minibatches.
-    :param batch_size: draws of each, rounded up to whole chunks; with moments of the first of a run.
+    :param int num_chunks: of each minibatch; with moments there may be :data:`MOST_DRAWS` times as many.
     :param int chunk: cells that are drawn at once.
     :return: the state, and the number of cells drawn.
 
-    Cost: per drawn cell linear in the rank.
+    Cost: per drawn cell linear in the rank. Memory: the cells of the largest minibatch.
     """
     least = max(state.rows.mean.shape[0], state.columns.mean.shape[0])
 
     def advance(count: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
-        state, drawn = carry
-        size = batch_size
+        state, total = carry
+        used: Array | int = num_chunks
         if state.moments is not None:
-            wanted = jnp.clip(wanted_size(state.moments, drawer), least, _MOST * least)
-            size = jnp.where(count > 0, wanted, _FIRST * least)
-        num_chunks = jnp.ceil(size / chunk).astype(int)
-        draws = jax.random.fold_in(key, count), num_chunks, chunk
+            wanted = jnp.where(count > 0, wanted_size(state.moments, drawer) / least, _FIRST)
+            used = jnp.ceil(num_chunks * jnp.clip(wanted, 1.0, MOST_DRAWS)).astype(int)
+        room = num_chunks if state.moments is None else MOST_DRAWS * num_chunks
+        draws = drawn(drawer, jax.random.fold_in(key, count), used, room, chunk)
         if state.common is not None:
-            best = best_common(problem, state, drawer, draws)
+            best = best_common(problem, state, draws)
             state = state._replace(common=_mixed(state.common, best, (2.0 + count) ** -_DECAY))
         measures = state.moments is not None
-        of_columns = best_vectors(problem, state, "columns", drawer, draws, with_squares=measures)
+        of_columns = best_vectors(problem, state, "columns", draws, with_squares=measures)
         columns, column_step = move_vectors(state.columns, state.column_step, of_columns)
         state = state._replace(columns=columns, column_step=column_step)
-        of_rows = best_vectors(problem, state, "rows", drawer, draws, with_squares=measures)
+        of_rows = best_vectors(problem, state, "rows", draws, with_squares=measures)
         rows, row_step = move_vectors(state.rows, state.row_step, of_rows)
         state = state._replace(rows=rows, row_step=row_step)
         if state.moments is not None:
             one, other = state.moments
             state = state._replace(moments=(updated_moments(one, of_rows), updated_moments(other, of_columns)))
-        return state, drawn + num_chunks * chunk
+        return state, total + draws.number
 
     return lax.fori_loop(done, done + number, advance, (state, jnp.zeros((), int)))
 
