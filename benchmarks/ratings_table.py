@@ -47,11 +47,16 @@ def ratings() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def fit(system: str, seed: int) -> dict[str, Any]:
     """Test log likelihood and error of one system on one split."""
-    flags = _SYSTEMS[system][0]
+    flags: dict[str, Any] = dict(_SYSTEMS[system][0])
     user, item, level = ratings()
     order = np.random.default_rng(seed).permutation(user.size)
     train, test = np.split(order, [round(0.8 * user.size)])
-    sizes = {"num_users": int(user.max()) + 1, "num_items": int(item.max()) + 1, "rank": _RANK, "num_levels": _LEVELS}
+    sizes: dict[str, Any] = {
+        "num_users": int(user.max()) + 1,
+        "num_items": int(item.max()) + 1,
+        "rank": _RANK,
+        "num_levels": _LEVELS,
+    }
     engine = BilinearEP(heteroscedastic_ratings, damping=0.9, num_steps=200, progress_bar=False)
     start = time.process_time()
     engine.run(jax.random.key(seed), user[train], item[train], level[train], **sizes, **flags)
