@@ -219,6 +219,31 @@ def test_updates_climb_the_bound_to_where_it_is_stationary(kind, family, update,
             np.testing.assert_allclose((ends[1] - ends[0]) / (2.0 * step), 0.0, atol=2e-4)
 
 
+@needs_float64
+@thorough
+@pytest.mark.parametrize("kind, zeros", [("tiles", "by_row"), ("grid", "shared")])
+def test_a_sweep_is_its_parts(kind, zeros):
+    """Moments of cells that several parts share, in the order of one side, are those that each part makes itself."""
+    form = random_problem(3, is_mixed=False, has_zeros=True, precision_ndim=2)
+    options = Options("jaakkola", kind, True, "joint", zeros)
+    views = quadratic.make_views(form, options)
+    start = core.init(form, random.key(1), "diagonal", "diagonal")
+
+    @jax.jit
+    def both(state):
+        found = quadratic.sweep(form, state, options, views=views, first="columns")[0]
+        state = quadratic.update_common(form, state, quadratic.with_tangents(views, state, options), options)
+        for side in ("columns", "rows"):
+            best = quadratic.with_tangents(views, state, options)
+            state = quadratic.update_side(form, state, best, side, options)
+        return found._replace(objective=quadratic.bound_of(form, found, views, options)), state._replace(
+            objective=quadratic.bound_of(form, state, views, options)
+        )
+
+    for one, other in zip(*(jax.tree.leaves(state) for state in both(start)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+
+
 # Normal values
 
 
