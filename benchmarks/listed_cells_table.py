@@ -36,12 +36,14 @@ def make_form(num_rows: int, num_columns: int, num_ones: int) -> Bilinear:
     place = np.random.default_rng(0).choice(num_rows * num_columns, num_ones, replace=False)
     rows, columns = np.divmod(np.sort(place), num_columns)
     size = _RANK + 1
-    sides = (GaussianSide(jnp.zeros((num, size)), jnp.ones((num, size))) for num in (num_rows, num_columns))
+    rows_prior, columns_prior = (
+        GaussianSide(jnp.zeros((num, size)), jnp.ones((num, size))) for num in (num_rows, num_columns)
+    )
     bias, order = jnp.zeros((1, size)).at[0, _RANK].set(1.0), jnp.zeros(num_ones, int)
     common = Common(GaussianSide(jnp.zeros((1, 1)), jnp.ones((1, 1, 1))), jnp.ones((num_ones, 1)))
     return order_cells(
         Bilinear(
-            *sides, jnp.asarray(rows), jnp.asarray(columns), jnp.ones((1, _RANK)), bias, bias, jnp.zeros(num_ones),
+            rows_prior, columns_prior, jnp.asarray(rows), jnp.asarray(columns), jnp.ones((1, _RANK)), bias, bias, jnp.zeros(num_ones),
             LogitPotential(jnp.ones(num_ones, int)), jnp.ones(num_ones), jnp.zeros(()), order, order,
             Background(jnp.ones(())), common,
         )
