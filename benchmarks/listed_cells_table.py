@@ -43,8 +43,8 @@ def make_form(num_rows: int, num_columns: int, num_ones: int) -> Bilinear:
     common = Common(GaussianSide(jnp.zeros((1, 1)), jnp.ones((1, 1, 1))), jnp.ones((num_ones, 1)))
     return order_cells(
         Bilinear(
-            rows_prior, columns_prior, jnp.asarray(rows), jnp.asarray(columns), jnp.ones((1, _RANK)), bias, bias, jnp.zeros(num_ones),
-            LogitPotential(jnp.ones(num_ones, int)), jnp.ones(num_ones), jnp.zeros(()), order, order,
+            rows_prior, columns_prior, jnp.asarray(rows), jnp.asarray(columns),
+            jnp.ones((1, _RANK)), bias, bias, jnp.zeros(num_ones), LogitPotential(jnp.ones(num_ones, int)), jnp.ones(num_ones), jnp.zeros(()), order, order,
             Background(jnp.ones(())), common,
         )
     )  # fmt: skip
@@ -108,12 +108,13 @@ def main() -> None:
                 f"of its two vectors (target: 4, {'met' if cell <= 4.0 * exchange else 'missed'})."
             )
             print(drawn, flush=True)
+    vectors = sum(_SIZES[2][:2]) / sum(_SIZES[0][:2])
     exponent = np.log(took[1] / took[0]) / np.log(_SIZES[1][2] / _SIZES[0][2])
     lines += [
         "",
         f"Exponent in the ones: {exponent:.2f} (target: 1.05, {'met' if exponent <= 1.05 else 'missed'}). Eight times "
-        f"the columns with as many ones take {took[2] / took[0]:.2f} times as long; there are 3.3 times as many "
-        "vectors to update.",
+        f"the columns with as many ones take {took[2] / took[0]:.2f} times as long; there are {vectors:.1f} "
+        "times as many vectors to update.",
         "",
         drawn,
     ]
