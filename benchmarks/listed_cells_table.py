@@ -44,7 +44,8 @@ def make_form(num_rows: int, num_columns: int, num_ones: int) -> Bilinear:
     return order_cells(
         Bilinear(
             rows_prior, columns_prior, jnp.asarray(rows), jnp.asarray(columns),
-            jnp.ones((1, _RANK)), bias, bias, jnp.zeros(num_ones), LogitPotential(jnp.ones(num_ones, int)), jnp.ones(num_ones), jnp.zeros(()), order, order,
+            jnp.ones((1, _RANK)), bias, bias, jnp.zeros(num_ones),
+            LogitPotential(jnp.ones(num_ones, int)), jnp.ones(num_ones), jnp.zeros(()), order, order,
             Background(jnp.ones(())), common,
         )
     )  # fmt: skip
