@@ -23,6 +23,7 @@ from ..bilinear.families import check_points
 from ..ep import EP
 from ..front.engine import AnyEngine, BaseEngine
 from ..gaussian.engine import Engine
+from ..gaussian.integration.exploration import check_design
 from ..gaussian.laplace_approximation import LaplaceApproximation
 from ..hyper.space import UnconstrainedSpace
 from ..sparse.mean_field_engine import StructuredMeanField
@@ -175,7 +176,7 @@ def _check(engine: AnyEngine, reading: ModelReading) -> None:
     space = UnconstrainedSpace(reading.hyper, engine.hyper_values)
     if isinstance(reading, LatentGaussianReading) and isinstance(engine, Engine):
         engine.algorithm(reading)
-        engine._check_design(space)
+        check_design(engine.integrate, space)
     elif isinstance(reading, SparseLinearReading) and isinstance(engine, StructuredMeanField):
         engine._options(reading, space)
     elif isinstance(reading, BilinearReading) and isinstance(engine, BilinearVG):

@@ -24,7 +24,7 @@ from .algorithms.find_shared_columns import find_shared_columns
 from .algorithms.quadrature import Quadrature
 from .algorithms.shared_columns import SharedColumns
 from .engine import Engine, GaussianOptions
-from .fitting.many import Begun
+from .fitting.many import NOTHING_BEGUN, Begun
 from .quadrature_run import IntegratedQuadratureRun, QuadratureRun
 from .run import GaussianRun
 
@@ -101,7 +101,11 @@ class AdaptiveQuadrature(Engine):
         return Quadrature(num_nodes) if shared is None else shared
 
     def _fit(
-        self, reading: LatentGaussianReading, rng_key: Array, init_state: EngineState | None, begun: Begun | None = None
+        self,
+        reading: LatentGaussianReading,
+        rng_key: Array,
+        init_state: EngineState | None,
+        begun: Begun = NOTHING_BEGUN,
     ) -> GaussianRun:
         """Fit, and look at the end whether the nodes were enough: more of them, where their number is not given."""
         run = super()._fit(reading, rng_key, init_state, begun)

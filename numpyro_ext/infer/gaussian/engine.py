@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, NoReturn, Unpack
+from typing import Any, ClassVar, Unpack
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from ...structure import LatentGaussianReading, ModelStructureError, Reason
@@ -26,23 +26,24 @@ from ..front.options import EngineOptions, check_at_least, check_one_of, check_p
 from ..front.run import FinishedRun
 from ..front.running.progress import warn
 from ..front.state import EngineState, Fit
-from ..hyper.design import LARGEST_DIMENSION
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm, GivenFunctions
 from .engine_answers import GaussianAnswers
 from .engine_program import EngineProgram
 from .fitting.costs import FIT_COSTS, FitCosts
 from .fitting.fit import RunOptions, check_skipped, fit
-from .fitting.many import Begun, begin_together, check_alike
+from .fitting.many import NOTHING_BEGUN, Begun, begin_together, check_alike, refuse
 from .fitting.modes import explain_two_modes
 from .integrated_run import IntegratedRun
-from .integration.exploration import LARGEST_LATTICE, Integrate, Integration
+from .integration.exploration import Integrate, Integration, check_design
 from .integration.simplified_laplace import gaussian_marginals
 from .integration.surroundings import NoDesign
 from .programs import Programs, compiled_programs
 from .run import GaussianRun
 
 __all__ = ["Engine", "GaussianOptions"]
+
+_MOST_CLIMBS = 2  # searches that begin at a point of the design above the mode of the last one
 
 
 class GaussianOptions(EngineOptions, total=False):
@@ -175,40 +176,51 @@ class Engine(GaussianAnswers):
         )
         for number, data in enumerate(datasets):
             if number in refused:
-                yield partial(_refuse, refused[number])
+                yield partial(refuse, refused[number])
             else:
                 yield partial(self._fit, readings[number], data.rng_key, None, next(begun))
 
     def _fit(
-        self, reading: LatentGaussianReading, rng_key: Array, init_state: EngineState | None, begun: Begun | None = None
+        self,
+        reading: LatentGaussianReading,
+        rng_key: Array,
+        init_state: EngineState | None,
+        begun: Begun = NOTHING_BEGUN,
     ) -> GaussianRun:
         """Run the algorithm on a latent Gaussian model."""
-        begun = begun or Begun()
         space, algorithm, programs = self._compile(reading, begun.runs_often)
-        values = space.initial(self.init_values)
-        result = fit(
-            reading,
-            programs,
-            space,
-            rng_key,
-            self._options(),
-            init_values=values,
-            init_state=init_state,
-            begun=begun,
-        )
-        messages = self._explain(reading, result, algorithm)
-        for message in messages:
-            warn(f"{type(self).__name__}: {message}")
-        diagnostics = result.diagnostics._replace(messages=(*result.diagnostics.messages, *messages))
-        result = result._replace(diagnostics=diagnostics)
         make = partial(self._make_run, reading, space, rng_key=rng_key, algorithm=algorithm, programs=programs)
+
+        def climbed(**start: Any) -> tuple[GaussianRun, list[str]]:
+            found = fit(reading, programs, space, rng_key, self._options(), **start)
+            told = self._explain(reading, found, algorithm)
+            diagnostics = found.diagnostics._replace(messages=(*found.diagnostics.messages, *told))
+            run, messages = self._integrated(make, found._replace(diagnostics=diagnostics), space)
+            if messages and diagnostics.converged:  # of other runs all messages are said
+                told = [*told, " ".join(messages)]
+            return run, told
+
+        run, told = climbed(init_values=space.initial(self.init_values), init_state=init_state, begun=begun)
+        for _ in range(_MOST_CLIMBS):
+            if not isinstance(run, IntegratedRun) or run.exploration.higher is None:
+                break
+            # there are several modes, or the search ended too early
+            run, told = climbed(init_values=jnp.asarray(run.exploration.higher))
+        for message in told:
+            warn(f"{type(self).__name__}: {message}")
+        return run
+
+    def _integrated(
+        self, make: Callable[..., GaussianRun], result: Fit, space: UnconstrainedSpace
+    ) -> tuple[GaussianRun, Sequence[str]]:
+        """A run over the hyperparameters around the end of a search, and messages on it; at their mode, where that is
+        asked for or no design is found."""
         if not self._integrates(space):
-            return make(result)
+            return make(result), ()
         run = make(result, is_integrated=True)
         assert isinstance(run, IntegratedRun)  # as asked
-        reason: str | None = None
         try:
-            messages = list(run.exploration.messages)
+            return run, run.exploration.messages
         except NoDesign as error:
             if run.is_strict:
                 raise RuntimeError(
@@ -219,12 +231,8 @@ class Engine(GaussianAnswers):
             reason = f"The hyperparameters are at their mode and not integrated over: {error}."
         except KeyboardInterrupt:
             reason = "Interrupted: the hyperparameters are at their mode and not integrated over."
-        if reason is not None:
-            messages = [reason]
-            run = make(result._replace(diagnostics=diagnostics._replace(messages=(*diagnostics.messages, reason))))
-        if messages and diagnostics.converged:  # of other runs all messages are said
-            warn(f"{type(self).__name__}: " + " ".join(messages))
-        return run
+        diagnostics = result.diagnostics._replace(messages=(*result.diagnostics.messages, reason))
+        return make(result._replace(diagnostics=diagnostics)), (reason,)
 
     def _integrates(self, space: UnconstrainedSpace) -> bool:
         return self.must_integrate or (self.integrate != "none" and len(space.integrable) > 0)
@@ -294,7 +302,7 @@ class Engine(GaussianAnswers):
     ) -> tuple[UnconstrainedSpace, Algorithm, Programs]:
         algorithm = self.bound_algorithm(reading)
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
-        self._check_design(space)
+        check_design(self.integrate, space)
         options = self._options()
         programs = compiled_programs(
             reading,
@@ -311,16 +319,6 @@ class Engine(GaussianAnswers):
             runs_often=runs_often,
         )
         return space, algorithm, programs
-
-    def _check_design(self, space: UnconstrainedSpace) -> None:
-        largest = {"grid": LARGEST_LATTICE, "ccd": LARGEST_DIMENSION}.get(self.integrate)
-        if largest is not None and len(space.integrable) > largest:
-            sizes = ", ".join(f"{name!r} ({math.prod(space.shapes[name])})" for name in space.names)
-            raise ModelStructureError(
-                f"integrate={self.integrate!r} takes up to {largest} hyperparameters, and this model has "
-                f"{len(space.integrable)}: {sizes}. Use integrate='normal', or give values to some of them in "
-                "hyper_values."
-            )
 
     # Pure functions
 
@@ -400,10 +398,6 @@ class Engine(GaussianAnswers):
             algorithm=algorithm,
             programs=programs,
         )
-
-
-def _refuse(error: ModelStructureError) -> NoReturn:
-    raise error
 
 
 _ELSEWHERE = frozenset((*Engine._option_names(), "model", "_run", "_last_state", "_failure"))

@@ -23,12 +23,11 @@ from ...hyper.space import UnconstrainedSpace
 from ..algorithms.pseudo_observations import explain_powers
 from .failures import check_flat_priors, not_finite_error
 from .fitting_programs import MOST_CURVED, FittingPrograms
-from .many import Begun
+from .many import NOTHING_BEGUN, Begun
 
 __all__ = ["RunOptions", "check_skipped", "fit"]
 
 _LARGEST_CHUNK = 50
-_NOTHING = Begun()
 _LARGEST_SKIPPED_FRACTION = 0.01
 
 
@@ -59,7 +58,7 @@ def fit(
     *,
     init_values: Array,
     init_state: EngineState | None = None,
-    begun: Begun = _NOTHING,
+    begun: Begun = NOTHING_BEGUN,
 ) -> Fit:
     """Learn the hyperparameters, if any, and fit the field.
 

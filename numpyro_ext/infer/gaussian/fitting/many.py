@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,14 @@ import numpy as np
 from jax import Array
 
 from ....compilation.transfer import to_device
-from ....structure import LatentGaussianReading
+from ....structure import LatentGaussianReading, ModelStructureError
 from ...front.running.chunks import Chunks
 from ...hyper.search import SearchState
 from ...hyper.space import UnconstrainedSpace
 from .costs import FitCosts
 from .fitting_programs import FittingPrograms
 
-__all__ = ["Begun", "begin_together", "check_alike"]
+__all__ = ["NOTHING_BEGUN", "Begun", "begin_together", "check_alike", "refuse"]
 
 _MOST_ROWS = 30_000
 """Rows of all data sets of a batch: beyond, a fit takes so long that nothing is gained by fitting others beside it."""
@@ -33,6 +33,14 @@ class Begun(NamedTuple):
     """The field, where there is nothing to learn."""
     runs_often: bool = False
     """True if the others are so many that programs for all of them are worth their optimisation."""
+
+
+NOTHING_BEGUN = Begun()
+
+
+def refuse(error: ModelStructureError) -> NoReturn:
+    """Raise the error of a data set that cannot be read, in its turn."""
+    raise error
 
 
 def check_alike(readings: Mapping[int, LatentGaussianReading]) -> None:

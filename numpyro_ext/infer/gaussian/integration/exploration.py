@@ -11,10 +11,12 @@ import jax
 import numpy as np
 from scipy.special import logsumexp
 
+from ....structure import ModelStructureError
 from ...hyper.adaptive import Followed, effective_share, follow
-from ...hyper.design import PROBE, Design, central_composite, explore_lattice, normal_points, stretch
+from ...hyper.design import LARGEST_DIMENSION, PROBE, Design, central_composite, explore_lattice, normal_points, stretch
 from ...hyper.known_points import KnownPoints
 from ...hyper.skewed_normal import NUM_NORMAL_POINTS, SkewedNormal, skewed_normal
+from ...hyper.space import UnconstrainedSpace
 from ..fitting.costs import FIT_COSTS
 from ..fitting.point_fit import PointFit
 from .judgement import LARGEST_RISE, bent_message, judge_normal, judge_points, judge_ratios, opposite_mode
@@ -22,18 +24,18 @@ from .surroundings import NoDesign, Surroundings
 
 __all__ = [
     "FEW_DIGITS",
-    "LARGEST_LATTICE",
     "MANY_ROWS",
     "Exploration",
     "Integrate",
     "Integration",
+    "check_design",
     "explore",
     "without_false_peaks",
 ]
 
 Integrate = Literal["auto", "none", "normal", "grid", "ccd", "adaptive"]
 
-LARGEST_LATTICE = 4
+_LARGEST_LATTICE = 4
 """Hyperparameters over which a lattice stays below thousands of points."""
 MANY_ROWS = 5_000
 """Rows from which on fits of the field are saved where they can be."""
@@ -86,6 +88,21 @@ class Integration(NamedTuple):
         return "grid" if size <= _LARGEST_LATTICE_DIMENSION else "adaptive" if size <= _MOST_ADAPTIVE else "normal"
 
 
+def check_design(integrate: Integrate, space: UnconstrainedSpace) -> None:
+    """Refuse a design that does not take so many hyperparameters.
+
+    :raises ModelStructureError: with their number and what to do.
+    """
+    largest = {"grid": _LARGEST_LATTICE, "ccd": LARGEST_DIMENSION}.get(integrate)
+    if largest is not None and len(space.integrable) > largest:
+        sizes = ", ".join(f"{name!r} ({math.prod(space.shapes[name])})" for name in space.names)
+        raise ModelStructureError(
+            f"integrate={integrate!r} takes up to {largest} hyperparameters, and this model has "
+            f"{len(space.integrable)}: {sizes}. Use integrate='normal', or give values to some of them in "
+            "hyper_values."
+        )
+
+
 class Exploration(NamedTuple):
     """The field at the points of a design over the hyperparameters."""
 
@@ -118,6 +135,8 @@ class Exploration(NamedTuple):
     """The density of which the points are draws of equal mass."""
     error: float | None = None
     """Standard error of the log evidence, where it is estimated."""
+    higher: np.ndarray | None = None
+    """Unconstrained hyperparameters of a point with a larger density than the mode, shape ``(d,)``."""
 
     @property
     def cloud(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -232,7 +251,10 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         weights = np.exp(log_masses - log_evidence)
     if opposite is not None:
         messages += opposite.message(around.place(design.points), around.cell(math.sqrt(12.0)), log_evidence)
+    mode = fits.objective[0]
     fits = jax.tree.map(lambda leaf: leaf[chosen], fits)
+    best = int(np.argmax(np.where(np.isfinite(fits.objective), fits.objective, -np.inf)))
+    is_higher = fits.objective[best] > mode + LARGEST_RISE
     # Rounding must not be visible where probabilities are asked to sum to one.
     weights = weights / weights.sum()
     unfinished = ~np.asarray(fits.converged)
@@ -259,6 +281,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         spread=spread,
         nearly_normal=nearly_normal,
         error=error,
+        higher=around.place(design.points)[best] if is_higher else None,
     )
 
 
