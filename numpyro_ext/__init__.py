@@ -4,6 +4,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ._checkout import find_models_of_checkout
+from .compilation.versions import warn_of_wrong_sums
 
 if TYPE_CHECKING:
     from .compilation.disk_cache import keep_compiled_programs
@@ -72,7 +73,8 @@ __all__ = [
 ]
 
 find_models_of_checkout()
-del find_models_of_checkout
+warn_of_wrong_sums()
+del find_models_of_checkout, warn_of_wrong_sums
 
 
 def __getattr__(name: str) -> Any:
