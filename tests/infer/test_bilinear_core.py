@@ -232,7 +232,7 @@ _OTHERS = {
     "probit": ProbitPotential(_LABELS),
     "logit": LogitPotential(_LABELS),
     "softplus": PoissonSoftplusPotential(_COUNTS, jnp.ones(9)),
-    "negative_binomial": NegativeBinomialExpPotential(_COUNTS, jnp.full(9, 1.5)),
+    "negative_binomial": NegativeBinomialExpPotential(_COUNTS, jnp.full(9, 1.5), jnp.ones(9)),
     "ordered": CumulativeProbitPotential(
         jnp.minimum(_COUNTS, 2.0).astype(int), jnp.tile(jnp.array([-1.0, 0.5]), (9, 1))
     ),
