@@ -221,7 +221,10 @@ def check_first_steps(optim: optax.GradientTransformation) -> None:
     parameters, which are seen a few times, hardly know other steps.
     """
     value = {"one": jnp.ones(())}
-    is_mean = lambda node: isinstance(node, optax.ScaleByRmsState | optax.ScaleByRStdDevState)  # noqa: E731
+
+    def is_mean(node: object) -> bool:
+        return isinstance(node, optax.ScaleByRmsState | optax.ScaleByRStdDevState)
+
     try:
         state = optax.with_extra_args_support(optim).update(value, optim.init(value), value, value=jnp.ones(()))[1]
     except Exception:  # of what an optimiser needs, only a run can tell

@@ -161,7 +161,6 @@ class PersonalPosterior:
         at, tangents = jax.vmap(along, out_axes=(None, 0))(jnp.eye(self.size))
         logs = jax.nn.log_softmax(at)
         shares = jnp.exp(logs)
-        # a product, since jaxlib 0.10.2 adds up (shares * tangents).sum(-1) wrongly in single precision
         centred = tangents - jnp.einsum("ti,kti->kt", shares, tangents)[..., None]
         weighted = (jnp.where(mask[:, None], shares, 0.0) * centred).reshape(self.size, -1)
         return Slopes(

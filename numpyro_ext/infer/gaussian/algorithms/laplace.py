@@ -122,6 +122,9 @@ def solve_and_hold(
     again; where factors are Gaussian, it is that of the only step. In other spaces the factor of the last step serves
     the log evidence where factors are Gaussian or the step was below rounding.
 
+    From a point at which factors of no known family are zero it starts at one at which none is, if one is found
+    (:mod:`.supports`). A point whose log density overflows is no start: the mean of the prior takes its place.
+
     :param LatentGaussian form: the model.
     :param State state: where to start; may come from another form of the same shapes.
     :param int num_steps: the largest number of steps.

@@ -251,10 +251,10 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         weights = np.exp(log_masses - log_evidence)
     if opposite is not None:
         messages += opposite.message(around.place(design.points), around.cell(math.sqrt(12.0)), log_evidence)
-    mode = fits.objective[0]
+    least = fits.objective[0] + LARGEST_RISE
     fits = jax.tree.map(lambda leaf: leaf[chosen], fits)
     best = int(np.argmax(np.where(np.isfinite(fits.objective), fits.objective, -np.inf)))
-    is_higher = fits.objective[best] > mode + LARGEST_RISE
+    values = around.place(design.points)
     # Rounding must not be visible where probabilities are asked to sum to one.
     weights = weights / weights.sum()
     unfinished = ~np.asarray(fits.converged)
@@ -267,7 +267,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         )
     return Exploration(
         design.points,
-        around.place(design.points),
+        values,
         weights,
         design.log_volumes,
         fits,
@@ -281,7 +281,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         spread=spread,
         nearly_normal=nearly_normal,
         error=error,
-        higher=around.place(design.points)[best] if is_higher else None,
+        higher=values[best] if fits.objective[best] > least else None,
     )
 
 
