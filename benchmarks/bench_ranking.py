@@ -28,6 +28,7 @@ from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.structure import read_latent_gaussian
 
 from .results_table import at_least, at_most
+from .stopwatch import shortest
 
 RANK, LENGTH = 10, 20
 SWEEPS_AT_ONCE, MAX_SWEEPS = 5, 100
@@ -199,17 +200,6 @@ def test_ranking_artists(results):
     table = np.genfromtxt(path, delimiter=",", skip_header=1, dtype=int)
     counts = np.floor(np.sqrt(table[:, 2]) + 0.5).astype(int)
     compare(results, split_plays(table[:, 0], table[:, 1], counts), "LastFM, roots of plays")
-
-
-def shortest(function: Callable[..., Any], *args: Any, rounds: int = 3) -> float:
-    """CPU-seconds of the fastest of a few runs, compiled before: others may be at work on the machine."""
-    jax.block_until_ready(function(*args))
-    times = []
-    for _ in range(rounds):
-        start = time.process_time()
-        jax.block_until_ready(function(*args))
-        times.append(time.process_time() - start)
-    return min(times)
 
 
 class Preferences(NamedTuple):

@@ -6,10 +6,7 @@ core (``taskset -c 0``). A minute.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +22,7 @@ from numpyro_ext.structure.bilinear.background import Background
 from numpyro_ext.structure.bilinear.form import Bilinear, Common, GaussianSide, order_cells
 
 from .results_table import table_head, write_report
+from .stopwatch import shortest
 
 _RANK, _CHUNK, _NUM_CHUNKS = 20, 3334, 3
 _SIZES = ((2000, 1000, 30_000), (2000, 1000, 120_000), (2000, 8000, 30_000))
@@ -51,17 +49,6 @@ def make_form(num_rows: int, num_columns: int, num_ones: int) -> Bilinear:
     )  # fmt: skip
 
 
-def cpu_seconds(function: Callable[..., Any], *args: Any, rounds: int = 15) -> float:
-    """CPU seconds of the fastest call of some, after the first."""
-    jax.block_until_ready(function(*args))
-    found = []
-    for _ in range(rounds):
-        start = time.process_time()
-        jax.block_until_ready(function(*args))
-        found.append(time.process_time() - start)
-    return min(found)
-
-
 def drawn_cells(form: Bilinear, state: core.State) -> tuple[float, float]:
     """CPU seconds of a drawn cell in a minibatch, and of one gather and one scatter of its two vectors."""
     sampler = CellSampler.of(
@@ -69,7 +56,7 @@ def drawn_cells(form: Bilinear, state: core.State) -> tuple[float, float]:
     )
     key, none, ten = jax.random.key(0), jnp.asarray(0), jnp.asarray(10)
     run = partial(minibatches, num_chunks=_NUM_CHUNKS, chunk=_CHUNK)
-    seconds = cpu_seconds(run, Problem.of_form(form), first_step(state), sampler, key, none, ten, rounds=5)
+    seconds = shortest(run, Problem.of_form(form), first_step(state), sampler, key, none, ten, rounds=5)
     cells = jax.jit(CellSampler.draw, static_argnums=2)(sampler, key, _NUM_CHUNKS * _CHUNK)
 
     @jax.jit
@@ -78,7 +65,7 @@ def drawn_cells(form: Bilinear, state: core.State) -> tuple[float, float]:
 
     vectors = (jnp.ones((len(side.mean), _RANK + 2)) for side in (form.rows, form.columns))
     number = _NUM_CHUNKS * _CHUNK
-    return seconds / (10 * number), cpu_seconds(exchange, *vectors) / number
+    return seconds / (10 * number), shortest(exchange, *vectors, rounds=15) / number
 
 
 def main() -> None:
@@ -98,7 +85,7 @@ def main() -> None:
         form = make_form(*size)
         state = jax.jit(core.init, static_argnums=(2, 3))(form, jax.random.key(0), "diagonal", "diagonal")
         views = jax.jit(quadratic.make_views, static_argnums=1)(form, _OPTIONS)
-        took.append(cpu_seconds(lambda *args: sweep(*args[:2], _OPTIONS, views=args[2]), form, state, views))
+        took.append(shortest(lambda *args: sweep(*args[:2], _OPTIONS, views=args[2]), form, state, views, rounds=15))
         lines.append(f"| {size[0]} × {size[1]} | {size[2]} | {1e3 * took[-1]:.1f} | {1e6 * took[-1] / size[2]:.2f} |")
         print(lines[-1], flush=True)
         if not drawn:

@@ -1,10 +1,11 @@
-"""How much of a stretch of code is compilation, as JAX itself reports it."""
+"""Seconds of a stretch of code, those of compilation apart as JAX itself reports them, and of calls of a function."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jax
 
@@ -44,3 +45,14 @@ def stopwatch() -> Iterator[Stopwatch]:
     finally:
         watch.total = time.perf_counter() - start
         _running.remove(watch)
+
+
+def shortest(function: Callable[..., Any], *args: Any, rounds: int = 3) -> float:
+    """CPU-seconds of the fastest of a few runs, compiled before: others may be at work on the machine."""
+    jax.block_until_ready(function(*args))
+    times = []
+    for _ in range(rounds):
+        start = time.process_time()
+        jax.block_until_ready(function(*args))
+        times.append(time.process_time() - start)
+    return min(times)
