@@ -13,8 +13,9 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from ..linalg.in_range import rows_of
 from .base import potential
-from .integrals.few_rows import for_few_rows, rows_of
+from .integrals.few_rows import for_few_rows
 from .integrals.pair_quadrature import NUM_OUTER, expectation, tilted_moments
 from .integrals.plane_nodes import on_plane_nodes
 from .vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMoments

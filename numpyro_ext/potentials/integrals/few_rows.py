@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["for_few_rows", "rows_of"]
+from ...linalg.in_range import rows_of
+
+__all__ = ["for_few_rows"]
 
 _Result = TypeVar("_Result")
 
@@ -51,15 +53,6 @@ def for_few_rows(rule: Callable[[Array], _Result], is_needed: Array, found: _Res
         return rows_of(parts, place)
 
     return lax.cond(jnp.any(is_needed), in_batches, lambda: found)
-
-
-def rows_of(tree: _Result, rows: Array) -> _Result:
-    """The rows of these numbers, none of them negative, of the arrays of a tree.
-
-    Indexing with brackets asks of every number whether it counts from the end, for each array anew: a good part of
-    what is to be compiled where a few rows are looked at.
-    """
-    return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False), tree)
 
 
 def _like(mask: Array, array: Array) -> Array:

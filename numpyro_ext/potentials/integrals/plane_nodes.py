@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ...linalg.in_range import rows_of
 from ..vector import VectorPotential, VectorTiltedMoments
-from .few_rows import for_few_rows, rows_of
+from .few_rows import for_few_rows
 from .tilted_moments import sum_over_nodes
 
 __all__ = ["Chosen", "on_plane_nodes"]

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ....linalg.cholesky import cholesky
+from ....linalg.in_range import IN_RANGE, rows_of
 from ....potentials.integrals.exponential_product import spectral_radius
 from ....structure.bilinear.form import Bilinear
 from .background import AllPairs, listed_potential, rising_zero, sums_over_pairs, unlisted_zeros
@@ -44,8 +45,6 @@ _Carry = TypeVar("_Carry")
 # Numbers in the largest array of a chunk: it should stay in the cache.
 _CHUNK_NUMBERS = 1 << 19
 _SMALLEST_CHUNK = 512
-# Whoever makes a form has checked its indices. To do so for every number again would take a quarter of a sweep.
-_IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
 
 
 class Cells(NamedTuple):
@@ -157,8 +156,8 @@ def sum_cells(view: View, own: Block, other: Block, *, with_matrix: bool = False
         found = cells.factors.terms(cells.offset, cells.weight, pairing, with_matrix=has_matrix)
         both = jnp.concatenate([found.slope, found.precision.reshape(-1, num_entries)], axis=-1)
         return (
-            sums[0].at[cells.own].add(found.value, indices_are_sorted=True, **_IN_RANGE),
-            sums[1].at[cells.own].add(both, indices_are_sorted=True, **_IN_RANGE),
+            sums[0].at[cells.own].add(found.value, indices_are_sorted=True, **IN_RANGE),
+            sums[1].at[cells.own].add(both, indices_are_sorted=True, **IN_RANGE),
         )
 
     start = jnp.zeros((num,), own.mean.dtype), jnp.zeros((num, size + num_entries), own.mean.dtype)
@@ -178,7 +177,7 @@ def sum_values(view: View, own: Block, other: Block) -> Array:
 
     def visit(sums: Array, cells: Cells, pairing: Pairing) -> Array:
         found = cells.factors.values(cells.offset, cells.weight, pairing)
-        return sums.at[cells.own].add(found, indices_are_sorted=True, **_IN_RANGE)
+        return sums.at[cells.own].add(found, indices_are_sorted=True, **IN_RANGE)
 
     start = jnp.zeros(own.mean.shape[:1], own.mean.dtype)
     value = _no_nan(_visit_cells(view, own, other, visit, start))
@@ -225,12 +224,12 @@ def _visit_cells(
     prepared = make_partner(view.shared, size, *held) if is_shared else held
 
     def step(carry: _Carry, cells: Cells) -> tuple[_Carry, None]:
-        partner = jax.tree.map(lambda x: x.at[cells.other].get(**_IN_RANGE), prepared)
+        partner: Any = rows_of(prepared, cells.other)
         if not is_shared:
             both = zip(view.shared, cells.coefficients, strict=True)
             coefficients = Coefficients(*(x if y is None else y for x, y in both))
             partner = make_partner(coefficients, size, *partner)
-        mean, covariance = jax.tree.map(lambda x: x.at[cells.own].get(**_IN_RANGE), (own.mean, own.covariance))
+        mean, covariance = rows_of((own.mean, own.covariance), cells.own)
         if view.zeros is not None:
             assert cells.factors.potential is not None
             listed = listed_potential(view.zeros, cells.factors.potential, cells.own, cells.other)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from .....linalg.in_range import rows_of
 from .....potentials.base import Potential
 from .....structure.bilinear.form import Bilinear
 from ..cells import Side, oriented
@@ -44,7 +45,6 @@ _TILE_CELLS = 1 << 12
 _SHORTEST, _LONGEST = 4, 64
 _WRITTEN_OUT = 16
 """Cells of a tile up to which their sum is written out: half the time of a product of many small matrices."""
-_IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
 
 
 class Cells(NamedTuple):
@@ -163,8 +163,7 @@ def products_of(layout: Layout, own: Moments, other: Moments) -> Products:
 
     @jax.checkpoint
     def step(cells: Cells) -> Products:
-        here: Moments = jax.tree.map(lambda x: x.at[cells.own].get(**_IN_RANGE), own)
-        return Products(*_product_moments(here, _seen(cells, other)))
+        return Products(*_product_moments(rows_of(own, cells.own), _seen(cells, other)))
 
     return jax.lax.map(step, layout.cells)
 
@@ -198,7 +197,7 @@ def visit_vectors(
 def _seen(cells: Cells, other: Moments) -> Seen:
     if cells.other is None:
         return Seen(other, False)
-    return Seen(jax.tree.map(lambda x: x.at[cells.other].get(**_IN_RANGE), other), True)
+    return Seen(rows_of(other, cells.other), True)
 
 
 def _product_moments(own: Moments, seen: Seen) -> tuple[Array, Array]:
