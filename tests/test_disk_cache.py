@@ -20,7 +20,7 @@ hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if event.endswith("cache_hits") else None)
 jax.jit(lambda x: x - 1.0)(2.0)
 numpyro_ext.keep_compiled_programs(sys.argv[1])
-jax.jit(lambda x: 2.0 * x + 1.0)(3.0)
+jax.jit(lambda x: jax.numpy.sin(x) / (2.0 + x))(jax.numpy.linspace(0.0, 1.0, 300))
 print(len(hits))
 """
 
@@ -78,7 +78,7 @@ hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if event.endswith("cache_hits") else None)
 with LastRun()._running(jax.random.key(0)):  # as in every run of an engine
     pass
-jax.jit(lambda x: 2.0 * x + 1.0)(3.0)
+jax.jit(lambda x: jax.numpy.sin(x) / (2.0 + x))(jax.numpy.linspace(0.0, 1.0, 300))
 keep_by_default()
 print(len(hits), before, jax.config.jax_compilation_cache_dir)
 """

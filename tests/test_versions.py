@@ -1,4 +1,4 @@
-"""Versions of libraries below that compute wrong numbers."""
+"""Faults of versions of libraries below."""
 
 import subprocess
 import sys

@@ -23,6 +23,8 @@ from typing import Any, Literal, overload
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from .versions import silence_false_alarms
+
 __all__ = ["VARIABLE", "keep_by_default", "keep_compiled_programs"]
 
 VARIABLE = "NUMPYRO_EXT_COMPILED_PROGRAMS"
@@ -151,6 +153,7 @@ def keep_by_default() -> None:
 
 
 def _switch_on(folder: Path) -> None:
+    silence_false_alarms()
     jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # A process that has compiled something before has decided for good whether it has a cache.

@@ -1,4 +1,4 @@
-"""Versions of libraries below that compute wrong numbers."""
+"""Faults of versions of libraries below."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import warnings
 from importlib import metadata
 
-__all__ = ["warn_of_wrong_sums"]
+from jaxlib import utils
+
+__all__ = ["silence_false_alarms", "warn_of_wrong_sums"]
 
 _FLAG = "--xla_cpu_experimental_ynn_fusion_type="
 
@@ -29,3 +31,14 @@ def warn_of_wrong_sums() -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def silence_false_alarms() -> None:
+    """Keep jaxlib 0.10 from printing, for each program that it reads from the disk, that the machine is another one.
+
+    It takes two preferences of the compiler for features of the processor (openxla/xla, issue 44565), and reads the
+    program all the same. What it would log until the process ends is silenced with it, unless the environment variable
+    ``TF_CPP_MIN_LOG_LEVEL`` is 0 (JAX sets it to 1); what fails still raises an exception.
+    """
+    if metadata.version("jaxlib").startswith("0.10.") and os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
+        utils.absl_set_min_log_level(3)
