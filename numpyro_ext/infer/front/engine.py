@@ -256,11 +256,11 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
         """
         return self._finished().hyper
 
-    def _draws(self, seed: int | None = None, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
+    def _draws(self, seed: int | None = None, num_samples: int | None = None) -> dict[str, Array]:
         run = self._finished()
         if seed is None and num_samples in (None, run.num_samples):
-            return run.draws
-        return run.draw_all(run.rng_key if seed is None else jax.random.key(seed), num_samples)
+            return run.draws[0]
+        return run.draw_all(run.rng_key if seed is None else jax.random.key(seed), num_samples)[0]
 
     @suggests
     def get_samples(
@@ -292,7 +292,7 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
             check_at_least(1, num_samples=num_samples)
         run = self._finished()
         if resample is None:
-            sites, _ = self._draws(seed, num_samples)
+            sites = self._draws(seed, num_samples)
         else:
             check_one_of(Resample, resample=resample)
             is_own = seed is None and num_samples in (None, run.num_samples)
@@ -305,7 +305,7 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
 
         :param bool group_by_chain: whether to put a chain dimension in front, as in :meth:`get_samples`.
         """
-        fields = {"potential_energy": -self._draws()[1]}
+        fields = {"potential_energy": -self._finished().log_densities}
         return by_chain(fields) if group_by_chain else fields
 
     def _summary(self, exclude_deterministic: bool) -> Summary:

@@ -91,8 +91,9 @@ class FinishedRun(ABC):
         return messages
 
     @abstractmethod
-    def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
-        """Draws of all sites but the observed and the left-out ones, and the log density of each.
+    def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array | None]:
+        """Draws of all sites but the observed and the left-out ones, and the log density of each, or nothing where
+        that is left to :meth:`densities_of_draws`.
 
         :param int num_samples: how many; those of the run by default.
         """
@@ -156,11 +157,22 @@ class FinishedRun(ABC):
     # Draws
 
     @cached_property
-    def draws(self) -> tuple[dict[str, Array], Array]:
-        """Draws that belong to the run: of all sites but the observed ones, and the log density of each."""
+    def draws(self) -> tuple[dict[str, Array], Array | None]:
+        """Draws that belong to the run: of all sites but the observed ones, and the log density of each, or nothing
+        where that is left to :attr:`log_densities`."""
         return self.draw_all(self.rng_key)
 
-    def draw_all(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
+    @cached_property
+    def log_densities(self) -> Array:
+        """Log density of each of :attr:`draws` with the data, by the model."""
+        known = self.draws[1]
+        return self.densities_of_draws() if known is None else known
+
+    def densities_of_draws(self) -> Array:
+        """Log densities of the draws of the run, of engines whose draws come without them."""
+        raise NotImplementedError
+
+    def draw_all(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array | None]:
         """Draws with those of the missing values, given the others."""
         sites, log_density = self.draw(rng_key, num_samples)
         return with_predictive(self.reading, sites, rng_key), log_density

@@ -256,6 +256,7 @@ class Engine(GaussianAnswers):
         **parts: Any,
     ) -> GaussianRun:
         parts |= {"reading": reading, "space": space, "fit": result, "num_samples": self.num_samples}
+        parts["costs"] = self._costs
         if not is_integrated:
             return self._run_class(**parts)
         is_strict = self.must_integrate or self.integrate != "auto"

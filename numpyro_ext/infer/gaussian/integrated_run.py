@@ -246,7 +246,7 @@ class IntegratedRun(GaussianRun):
         yield from zip(self.exploration.weights, self.design_points(), strict=True)
 
     @without_collection()
-    def _draw_over(self, points: Scatter, rng_key: Array, num_samples: int, is_weighted: bool = False) -> Draws:
+    def _draw_over(self, points: Scatter, rng_key: Array, num_samples: int, **options: bool) -> Draws:
         """Draws from a mixture over points, in random order."""
         # By NumPy: each of a dozen small programs would have to be compiled.
         generator, make_keys = _generator_and_keys(rng_key)
@@ -280,10 +280,10 @@ class IntegratedRun(GaussianRun):
                 numbers[index],
                 min(num_points, len(places) - start),
                 num_samples=most,
-                is_weighted=is_weighted,
+                **options,
             )
             found = jax.tree.map(np.asarray, found)
-            if is_weighted:
+            if found.log_weight is not None:
                 found = found._replace(log_weight=found.log_weight + points.log_weights[places[index]][:, None])
             if out is None:
                 out = jax.tree.map(lambda leaf: np.empty((num_samples, *leaf.shape[2:]), leaf.dtype), found)
@@ -320,10 +320,11 @@ class IntegratedRun(GaussianRun):
         weights = matched_weights(np.asarray(points.weights, float), features, target)
         return points._replace(weights=weights.astype(points.weights.dtype))
 
-    def _propose(self, rng_key: Array, num_samples: int, is_weighted: bool = False) -> Draws:
+    def _propose(self, rng_key: Array, num_samples: int, is_weighted: bool = False, with_data: bool = True) -> Draws:
         """Hyperparameters from their density, and the field from its Gaussian there."""
         points = self.draw_points(rng_key, num_samples)
-        return draw_inside_support(lambda key: self._draw_over(points, key, num_samples, is_weighted), rng_key)
+        options = {"is_weighted": is_weighted, "with_data": with_data}
+        return draw_inside_support(lambda key: self._draw_over(points, key, num_samples, **options), rng_key)
 
     def log_predictive(self, new: Any = None) -> dict[str, Array]:
         """Log predictive density of the masked observations, or of those of another reading, over the design."""

@@ -66,9 +66,10 @@ class Programs(FittingPrograms):
         self.chosen_covariance = compile_(self._chosen_covariance, static_argnames="chosen")
         self.draw_site = compile_(self._draw_site, static_argnames=("name", "num_samples"))
         # Draws from densities at nodes are made at hundreds of points.
+        options_of_draws = "num_samples", "is_weighted", "with_data"
         is_short = self.is_small and not algorithm.sees_all_modes
-        self.draws_over = quick_jit(self._draws_over, is_small=is_short, static_argnames=("num_samples", "is_weighted"))
-        self.draws = compile_(self._draws, static_argnames=("num_samples", "is_weighted"))
+        self.draws_over = quick_jit(self._draws_over, is_small=is_short, static_argnames=options_of_draws)
+        self.draws = compile_(self._draws, static_argnames=options_of_draws)
         self.stacked_moments = compile_(self._stacked_moments, static_argnames="names")
         self.marginals = compile_(self._marginals, static_argnames="marginals_fn")
         self.rows = compile_(self._rows)
@@ -155,16 +156,17 @@ class Programs(FittingPrograms):
         num_samples: int,
         number: int | Array | None = None,
         is_weighted: bool = False,
+        with_data: bool = True,
     ) -> Draws:
-        """Draws of every site, the log density of each with the data and the hyperparameters' prior, and the log
-        weight of those of the field, if asked for; of a ``number`` of them or a few more, if that is given, and zeros
-        of the others."""
+        """Draws of every site, the log density of each with the hyperparameters' prior and, if asked for, the data, and
+        the log weight of those of the field, if asked for; of a ``number`` of them or a few more, if that is given, and
+        zeros of the others."""
         form = self.form(hyper, data)
         posterior = self._algorithm.posterior(form, state)
         # weights correct the means as well
         is_corrected = self._has_corrected_means and not is_weighted
         unknowns = (shifted(posterior) if is_corrected else posterior).sample(rng_key, num_samples)
-        log_density = joined(form).log_density
+        log_density = joined(form).log_density if with_data else form.log_prior
         bounded = half_lines(self._reading, form, posterior)
         weight = posterior.log_weight_fn() if is_weighted else None
 
@@ -208,6 +210,7 @@ class Programs(FittingPrograms):
         *,
         num_samples: int,
         is_weighted: bool = False,
+        with_data: bool = True,
     ) -> Draws:
         """:meth:`_draws` at the first ``num_points`` of several hyperparameters, whose values, states, keys and counts
         of draws are stacked; zeros at the others."""
@@ -216,7 +219,9 @@ class Programs(FittingPrograms):
         @jax.jit  # traced once, for the shapes and for the loop
         def draw(point: tuple[Any, Any, Array, Array]) -> Draws:
             *place, count = point
-            return self._draws(data, *place, num_samples=num_samples, number=count, is_weighted=is_weighted)
+            return self._draws(
+                data, *place, num_samples=num_samples, number=count, is_weighted=is_weighted, with_data=with_data
+            )
 
         return at_each(draw, points, num_points)
 

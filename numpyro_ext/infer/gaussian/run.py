@@ -25,11 +25,13 @@ from ..front.run import FinishedRun
 from .algorithms.algorithm import Algorithm
 from .algorithms.cumulants import correction
 from .algorithms.mode_shift import mode_shifts
+from .algorithms.supports import never_vanishes
 from .answers.coordinates import FieldCoordinates, field_coordinates
 from .answers.corrected import Corrected, check_cumulants, corrected
 from .answers.guide import field_importance_pair, fitted_guide
 from .answers.leave_one_out import most_influential, weights_fail
 from .answers.prediction import by_site, check_same_unknowns
+from .fitting.costs import FitCosts
 from .integration.simplified_laplace import gaussian_marginals
 from .programs import Programs
 
@@ -50,12 +52,15 @@ class GaussianRun(FinishedRun):
     """Posterior of a latent Gaussian model by an algorithm.
 
     :param algorithm: that was run, with its options.
-    :param Programs programs: its compiled functions; all else as in :class:`FinishedRun`.
+    :param Programs programs: its compiled functions.
+    :param FitCosts costs: sizes from which draws come without their log densities; all else as in
+        :class:`FinishedRun`.
     """
 
     reading: LatentGaussianReading
     algorithm: Algorithm
     programs: Programs
+    costs: FitCosts
 
     @property
     def inputs(self) -> Point:
@@ -193,16 +198,22 @@ class GaussianRun(FinishedRun):
 
         return {name: site(name, shape) for name, shape in shapes.items()}
 
-    def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
-        """Draws of all sites but the observed ones, and the log density of each."""
+    def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array | None]:
+        """Draws of all sites but the observed ones, and the log density of each unless that would take long."""
         number = self.num_samples if num_samples is None else num_samples
-        found = self._propose(rng_key, number)
-        return self._latents(found.sites, number), found.log_density
+        form = self.reading.abstract_form
+        with_data = form.num_rows * number <= self.costs.most_densities or not never_vanishes(form)
+        found = self._propose(rng_key, number, with_data=with_data)
+        return self._latents(found.sites, number), found.log_density if with_data else None
 
-    def _propose(self, rng_key: Array, num_samples: int, is_weighted: bool = False) -> Draws:
-        """Draws of the sites that the posterior has, with weights if asked for."""
-        draw = partial(self.programs.draws, *self.inputs, num_samples=num_samples, is_weighted=is_weighted)
-        return draw_inside_support(draw, rng_key)
+    def densities_of_draws(self) -> Array:
+        """Log density of each of the draws that belong to the run, which are made again."""
+        return self._propose(self.rng_key, self.num_samples, with_data=True).log_density
+
+    def _propose(self, rng_key: Array, num_samples: int, is_weighted: bool = False, with_data: bool = True) -> Draws:
+        """Draws of the sites that the posterior has, with weights and the density of the data if asked for."""
+        options: dict[str, Any] = {"num_samples": num_samples, "is_weighted": is_weighted, "with_data": with_data}
+        return draw_inside_support(partial(self.programs.draws, *self.inputs, **options), rng_key)
 
     def _latents(self, sites: dict[str, Array], num_samples: int) -> dict[str, Array]:
         return with_hyper(sites, self.fit.hyper, self.reading.observed_names, num_samples)

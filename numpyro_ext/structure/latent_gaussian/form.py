@@ -94,8 +94,12 @@ class LatentGaussian(NamedTuple):
 
     def log_density(self, e: Array) -> Array:
         """Joint log density of the unknowns ``e`` of shape ``(num_columns,)`` and the data."""
+        return self.log_prior(e) + jnp.sum(self.log_factors(self.predictor(e)))
+
+    def log_prior(self, e: Array) -> Array:
+        """Log density of the unknowns without the factors, with all constants of the joint one."""
         total, start = self.log_constant, 0
         for block in self.prior:
             total = total + block.log_density(e[start : start + block.size])
             start += block.size
-        return total + jnp.sum(self.log_factors(self.predictor(e)))
+        return total

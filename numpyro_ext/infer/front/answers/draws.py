@@ -28,7 +28,8 @@ class Draws(NamedTuple):
 
     sites: dict[str, Array]
     log_density: Array
-    """Log density of draw and data, by the model."""
+    """Log density of draw and data, by the model; of the draw alone where no factor of the data can be zero and their
+    density was not asked for."""
     log_weight: Array | None = None
     """The same over the density that the draws are from, up to a constant, where it was asked for."""
 

@@ -15,7 +15,7 @@ from ....potentials import ElementwisePotential, Potential
 from ....potentials.integrals.tilted_window import nearest_large
 from ....structure.latent_gaussian import LatentGaussian
 
-__all__ = ["all_positive", "may_vanish", "sites_within_support"]
+__all__ = ["all_positive", "may_vanish", "never_vanishes", "sites_within_support"]
 
 _MAX_ROUNDS = 20
 
@@ -23,6 +23,11 @@ _MAX_ROUNDS = 20
 def may_vanish(form: LatentGaussian) -> bool:
     """Tell whether a factor is a function of which nothing is known, that may be zero on a part of the line."""
     return any(map(_is_unknown, form.potentials))
+
+
+def never_vanishes(form: LatentGaussian) -> bool:
+    """Tell whether every factor is known to be positive at all finite predictors."""
+    return all(getattr(potential, "is_analytic", False) for potential in form.potentials)
 
 
 def all_positive(form: LatentGaussian, eta: Array) -> Array:

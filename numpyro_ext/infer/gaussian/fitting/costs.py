@@ -27,6 +27,9 @@ class FitCosts(NamedTuple):
     """Data sets of one call from which fits at points of the hyperparameters are worth an optimised program."""
     most_points: int = 20_000
     """Points of a lattice over the hyperparameters, which is cut there, and that is said."""
+    most_densities: int = 10_000_000
+    """Rows times draws up to which draws come with their log densities. Beyond, these are left to who asks for them,
+    unless a factor may be zero at a draw."""
 
 
 FIT_COSTS = FitCosts()

@@ -240,13 +240,11 @@ class KnownField:
         look = _looked(reading, self.run.fit.hyper, _unknowns(reading))
         return {name: look.values[name] for name in reading.affine_sites}
 
-    def draw(self, rng_key: Array) -> tuple[dict[str, Array], Array]:
-        """The draws of the run, in an order of their own for each key."""
-        sites, log_density = self.run.draws
+    def draw(self, rng_key: Array) -> tuple[dict[str, Array], None]:
+        """The draws of the run, in an order of their own for each key, without their log densities."""
         # By NumPy, which compiles nothing.
-        order = np.random.default_rng(np.asarray(random.key_data(rng_key))).permutation(len(log_density))
-        shuffled = {name: to_device(np.asarray(value)[order]) for name, value in sites.items()}
-        return shuffled, to_device(np.asarray(log_density)[order])
+        order = np.random.default_rng(np.asarray(random.key_data(rng_key))).permutation(self.run.num_samples)
+        return {name: to_device(np.asarray(value)[order]) for name, value in self.run.draws[0].items()}, None
 
     def is_same_alone(self, call: NewCall, slices: Slices) -> bool:
         """True if the model called at the new arguments alone has, at given latent sites, the deterministic sites
