@@ -148,8 +148,8 @@ def test_what_people_share_is_learned_and_a_scale_is_not_shrunk():
     np.testing.assert_allclose(fit.params["spread"], best, rtol=0.05)
     # the guide of the tables has the Gaussians of folding in
     person = fit.fold_in(log[7])
-    np.testing.assert_allclose(fit.params["one_mean"][7, 0], person.mean, atol=1e-5)
-    np.testing.assert_allclose(fit.params["one_root"][7, 0, 0] ** 2, person.covariance[0], rtol=1e-5)
+    np.testing.assert_allclose(fit.params["one_mean"][7, 0], person.mode, atol=1e-5)
+    np.testing.assert_allclose(fit.params["one_root"][7, 0, 0] ** 2, person.covariance_at_mode[0], rtol=1e-5)
     # a validation is scored at the modes
     later = EventSequences.from_lists([[u % 2] for u in range(200)])
     split = SimpleNamespace(train=log, validation=later)

@@ -203,14 +203,15 @@ class ChunkedFit(Shown):
         """Posterior of someone who was not in the fit, given all that is shared.
 
         For models with one standard normal latent site in the plate, as ``collaborative_rnn(personal="low-rank")`` has.
-        Her posterior is the Gaussian at the mode of her latent numbers, with the Gauss-Newton curvature, which is
-        positive by construction.
+        The mode of her latent numbers and the Gauss-Newton curvature there, which is positive by construction, make a
+        Gaussian; answers on her posterior weight draws around it by her exact density, so that they are not those of a
+        Gaussian.
 
         :param history: indices of her items so far; may be empty, for the prior. A list of histories, or a matrix with
             one in each row, is folded in side by side. Items that the fit has not seen are left out, which
             ``num_dropped`` tells.
-        :return: a :class:`Person`, with ``next_probabilities``, ``log_evidence``, ``mean`` and ``covariance``; a list
-            of them for a list of histories.
+        :return: a :class:`Person`, with ``next_probabilities``, ``mean`` and ``covariance``, ``mode`` and
+            ``log_evidence``; a list of them for a list of histories.
         :raises ValueError: if the model has free parameters of each user, or other latent sites.
 
         **Cost:** a few Newton steps, each of about five forward passes for each latent number.

@@ -1,10 +1,10 @@
-"""Posterior of a person given the parameters that all share: mode and curvature of her latent numbers, and evidence."""
+"""Posterior of a person given the parameters that all share: her latent numbers, what she does next, and evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,8 @@ from jax import Array, lax
 from numpyro.handlers import seed, substitute, trace
 
 from ...display import Shown
+from ..front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
+from ..front.running.progress import warn
 from .local_sites import InBatch
 from .program import Program, logits_of, of_each
 from .setting import Setting
@@ -25,6 +27,10 @@ GAUSS_NEWTON_STEPS = 5
 """Steps after which those of Newton are taken where the density is concave, as Gauss-Newton can be slow."""
 MOST_NUMBERS = 64
 """Latent numbers of a person, each of which is a forward pass per step."""
+_DEGREES = 10.0
+"""Degrees of freedom of the t-distribution that weighted draws are from: its tails must not be the lighter ones."""
+_DRAWS_AT_ONCE = 16
+_DRAWS_OF_MOMENTS = 512
 
 
 class Given(NamedTuple):
@@ -55,11 +61,16 @@ class Slopes(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Person(Shown):
-    """Someone new: the Gaussian posterior of her latent numbers, and what she does next."""
+    """Someone new: the posterior of her latent numbers, and what she does next.
 
-    mean: np.ndarray
+    Means are over draws from a t-distribution at the mode, with the importance weights of the density of her events and
+    numbers, the largest of which are smoothed (Vehtari et al. 2024). Where Pareto k-hat says that the weights cannot
+    hold, a warning says so.
+    """
+
+    mode: np.ndarray
     """Mode of the latent numbers, shape ``(K,)``."""
-    covariance: np.ndarray
+    covariance_at_mode: np.ndarray
     """Inverse of the Gauss-Newton curvature there, shape ``(K, K)``."""
     log_evidence: float
     """Laplace's approximation of the log probability of the history."""
@@ -67,22 +78,67 @@ class Person(Shown):
     """True if the search for the mode ended at a zero of the gradient."""
     num_dropped: int
     """Events that were left out because the fit has not seen their items."""
-    predict: Callable[[Array], Array]
-    """Log probabilities of the next item at values of the latent numbers, from shape ``(draws, K)``."""
+    look: Callable[[Array], tuple[Array, Array]]
+    """Function from values of the latent numbers, shape ``(draws, K)``, to the log probabilities of the next item and
+    the log densities of events and numbers."""
+
+    def predict(self, numbers: Array) -> Array:
+        """Log probabilities of the next item at values of the latent numbers.
+
+        :param numbers: shape ``(draws, K)``.
+        :return: shape ``(draws, items)``.
+        """
+        return self.look(jnp.asarray(numbers))[0]
 
     def next_probabilities(self, num_draws: int = 64, rng_key: Array | None = None) -> np.ndarray:
-        """Probabilities of all items to be next, averaged over draws of the latent numbers.
+        """Probabilities of all items to be next, averaged over the posterior of the latent numbers.
 
-        :param int num_draws: number of draws.
+        :param int num_draws: number of weighted draws.
         :param rng_key: for these.
         :return: shape ``(items,)``.
+
+        **Cost:** a forward pass for each draw.
         """
-        key = jax.random.key(0) if rng_key is None else rng_key
-        draws = jax.random.multivariate_normal(key, self.mean, self.covariance, (num_draws,), method="cholesky")
-        return np.exp(np.asarray(self.predict(draws))).mean(0)
+        _, weights, logs, _ = self._weighted(num_draws, jax.random.key(0) if rng_key is None else rng_key)
+        return weights @ np.exp(logs)
+
+    @cached_property
+    def mean(self) -> np.ndarray:
+        """Posterior mean of the latent numbers, of 512 weighted draws, shape ``(K,)``."""
+        return self._moments[0]
+
+    @cached_property
+    def covariance(self) -> np.ndarray:
+        """Posterior covariance of the latent numbers, of the same draws, shape ``(K, K)``."""
+        return self._moments[1]
+
+    @cached_property
+    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
+        draws, weights, _, _ = self._weighted(_DRAWS_OF_MOMENTS, jax.random.key(1))
+        mean = weights @ draws
+        return mean, (weights[:, None] * (draws - mean)).T @ (draws - mean)
+
+    def _weighted(self, num_draws: int, key: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """Draws of the latent numbers, their weights, log probabilities of the next item, and k-hat of the weights."""
+        size, (key_normal, key_scale) = len(self.mode), jax.random.split(key)
+        root = np.linalg.cholesky(self.covariance_at_mode)
+        normal = np.asarray(jax.random.normal(key_normal, (num_draws, size)), float)
+        scale = np.asarray(jax.random.chisquare(key_scale, _DEGREES, (num_draws, 1)), float) / _DEGREES
+        standard = normal / np.sqrt(scale)
+        draws = self.mode + standard @ root.T
+        log_proposal = -0.5 * (_DEGREES + size) * np.log1p((standard**2).sum(1) / _DEGREES)
+        logs, log_density = (np.asarray(part, float) for part in self.look(jnp.asarray(draws, self.mode.dtype)))
+        log_weights, shape = pareto_smoothed(log_density - log_proposal)
+        if shape > LARGEST_SHAPE:
+            warn(
+                f"The posterior of this person is far from the Gaussian at its mode: Pareto k-hat of the weights is "
+                f"{shape:.2f}, so that means over it may be off. Take more draws, or NUTS for the latent numbers."
+            )
+        weights = np.exp(log_weights)
+        return draws, weights / weights.sum(), logs, shape
 
     def _shown(self) -> list[str]:
-        lines = [f"Person: {len(self.mean)} latent numbers, log evidence {self.log_evidence:.3f}"]
+        lines = [f"Person: {len(self.mode)} latent numbers, log evidence {self.log_evidence:.3f}"]
         lines += [] if self.converged else ["the search for the mode has not converged"]
         return lines + ([f"{self.num_dropped} events of unknown items left out"] if self.num_dropped else [])
 
@@ -101,7 +157,7 @@ class PersonalPosterior:
         self.name, self.shape = self._latent_site(given, caller)
         self.size = int(np.prod(self.shape))
         self.find = jax.jit(jax.vmap(self.mode, in_axes=(None, None, 0, 0)))
-        self.predict = jax.jit(jax.vmap(self._next, in_axes=(None, 0, None, None)))
+        self.look = jax.jit(self._look)
 
     def _trace(self, given: Given, values: dict[str, Array], items: Array, mask: Array) -> Any:
         users, kwargs = jnp.zeros(1, int), {**given.arrays, **self.options}
@@ -144,9 +200,16 @@ class PersonalPosterior:
         sites = self._trace(given, {self.name: numbers.reshape(1, *self.shape)}, items, mask)
         return logits_of(sites, len(items))[0]
 
-    def _next(self, given: Given, numbers: Array, items: Array, length: Array) -> Array:
-        mask = jnp.arange(len(items)) <= length
-        return jax.nn.log_softmax(self._logits(given, numbers, items, mask)[length])
+    def _look(self, given: Given, draws: Array, items: Array, length: Array) -> tuple[Array, Array]:
+        """Log probabilities of the next item, and log density of events and latent numbers, at draws of these."""
+        places = jnp.arange(len(items))
+
+        def at(numbers: Array) -> tuple[Array, Array]:
+            logs = jax.nn.log_softmax(self._logits(given, numbers, items, places <= length))
+            return logs[length], _of_own(logs, items, places < length).sum() - 0.5 * (numbers**2).sum()
+
+        # a batch at a time, as each has probabilities of all items after all events
+        return lax.map(at, draws, batch_size=_DRAWS_AT_ONCE)
 
     def _density(self, numbers: Array, given: Given, items: Array, mask: Array) -> Array:
         logs = jax.nn.log_softmax(self._logits(given, numbers, items, mask))
@@ -242,12 +305,12 @@ class PersonalPosterior:
         found = []
         for k, gone in enumerate(dropped):
 
-            def predict(draws: Array, k: int = k) -> Array:
-                return self.predict(given, draws, items[k], lengths[k])
+            def look(draws: Array, k: int = k) -> tuple[Array, Array]:
+                return self.look(given, draws, items[k], lengths[k])
 
             covariance = np.linalg.inv(modes.precision[k])
             evidence, converged = float(modes.log_evidence[k]), bool(modes.converged[k])
-            found.append(Person(modes.mean[k], covariance, evidence, converged, gone, predict))
+            found.append(Person(modes.mean[k], covariance, evidence, converged, gone, look))
         return found
 
 
