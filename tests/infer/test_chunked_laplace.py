@@ -13,7 +13,7 @@ from jax import random
 
 from numpyro_ext.infer import ChunkedSVI
 from numpyro_ext.infer.stochastic.laplace import LaplaceProgram
-from numpyro_ext.infer.stochastic.people import Given
+from numpyro_ext.infer.stochastic.people import Given, Person
 from numpyro_ext.infer.stochastic.setting import Setting
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences
@@ -207,3 +207,19 @@ def test_slopes_in_single_precision_are_those_of_autodiff():
         gradient = jax.jit(jax.grad(program.people._density))(numbers, given, items, mask)
     assert found.gradient.dtype == jnp.float32
     np.testing.assert_allclose(found.gradient, gradient, atol=1e-4)
+
+
+def person_of(density):
+    def look(draws):
+        return jnp.stack([draws[:, 0], -draws[:, 0]], 1), density(draws)
+
+    return Person(np.zeros(2), 0.01 * np.eye(2), 0.0, True, 0, look)
+
+
+def test_draws_of_a_person_reach_what_the_curvature_at_her_mode_does_not_see():
+    person = person_of(lambda draws: -0.5 * (draws**2).sum(1))
+    np.testing.assert_allclose(person.mean, 0.0, atol=0.25)  # a quarter of 512 draws
+    np.testing.assert_allclose(person.covariance, np.eye(2), atol=0.35)
+    far = person_of(lambda draws: -0.5 * ((draws - 9.0) ** 2).sum(1) / 0.01)
+    with pytest.warns(UserWarning, match="far from the Gaussian at its mode: Pareto k-hat .*NUTS for the latent"):
+        far.next_probabilities()

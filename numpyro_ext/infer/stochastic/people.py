@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from numpyro.handlers import seed, substitute, trace
+from scipy.special import gammaln
 
 from ...display import Shown
 from ..front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
@@ -29,6 +30,8 @@ MOST_NUMBERS = 64
 """Latent numbers of a person, each of which is a forward pass per step."""
 _DEGREES = 10.0
 """Degrees of freedom of the t-distribution that weighted draws are from: its tails must not be the lighter ones."""
+_SHARE_OF_PRIOR = 0.25
+"""Share of draws from the prior, by which weights are bounded: few events may say little away from the mode."""
 _DRAWS_AT_ONCE = 16
 _DRAWS_OF_MOMENTS = 512
 
@@ -63,9 +66,9 @@ class Slopes(NamedTuple):
 class Person(Shown):
     """Someone new: the posterior of her latent numbers, and what she does next.
 
-    Means are over draws from a t-distribution at the mode, with the importance weights of the density of her events and
-    numbers, the largest of which are smoothed (Vehtari et al. 2024). Where Pareto k-hat says that the weights cannot
-    hold, a warning says so.
+    Means are over draws from a t-distribution at the mode and, a quarter of them, from the prior, with the importance
+    weights of the density of her events and numbers, the largest of which are smoothed (Vehtari et al. 2024). Where
+    Pareto k-hat says that the weights cannot hold, a warning says so.
     """
 
     mode: np.ndarray
@@ -120,13 +123,9 @@ class Person(Shown):
 
     def _weighted(self, num_draws: int, key: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
         """Draws of the latent numbers, their weights, log probabilities of the next item, and k-hat of the weights."""
-        size, (key_normal, key_scale) = len(self.mode), jax.random.split(key)
-        root = np.linalg.cholesky(self.covariance_at_mode)
-        normal = np.asarray(jax.random.normal(key_normal, (num_draws, size)), float)
-        scale = np.asarray(jax.random.chisquare(key_scale, _DEGREES, (num_draws, 1)), float) / _DEGREES
-        standard = normal / np.sqrt(scale)
-        draws = self.mode + standard @ root.T
-        log_proposal = -0.5 * (_DEGREES + size) * np.log1p((standard**2).sum(1) / _DEGREES)
+        proposal = _Proposal(self.mode, self.covariance_at_mode)
+        draws = proposal.draw(key, num_draws)
+        log_proposal = proposal.log_density(draws)
         logs, log_density = (np.asarray(part, float) for part in self.look(jnp.asarray(draws, self.mode.dtype)))
         log_weights, shape = pareto_smoothed(log_density - log_proposal)
         if shape > LARGEST_SHAPE:
@@ -141,6 +140,31 @@ class Person(Shown):
         lines = [f"Person: {len(self.mode)} latent numbers, log evidence {self.log_evidence:.3f}"]
         lines += [] if self.converged else ["the search for the mode has not converged"]
         return lines + ([f"{self.num_dropped} events of unknown items left out"] if self.num_dropped else [])
+
+
+class _Proposal(NamedTuple):
+    """Mixture of a t-distribution at the mode and the standard normal prior (Hesterberg 1995)."""
+
+    mode: np.ndarray
+    covariance: np.ndarray
+
+    def draw(self, key: Array, num_draws: int) -> np.ndarray:
+        """Draws, with as many of the prior as its share, shape ``(num_draws, K)``."""
+        key_normal, key_scale = jax.random.split(key)
+        normal = np.asarray(jax.random.normal(key_normal, (num_draws, len(self.mode))), float)
+        scale = np.asarray(jax.random.chisquare(key_scale, _DEGREES, (num_draws, 1)), float) / _DEGREES
+        at_mode = self.mode + normal / np.sqrt(scale) @ np.linalg.cholesky(self.covariance).T
+        is_prior = np.arange(num_draws) < int(_SHARE_OF_PRIOR * num_draws)
+        return np.where(is_prior[:, None], normal, at_mode)
+
+    def log_density(self, draws: np.ndarray) -> np.ndarray:
+        """Log density of the mixture, up to a constant, shape ``(num_draws,)``."""
+        size, root = len(self.mode), np.linalg.cholesky(self.covariance)
+        square = (np.linalg.solve(root, (draws - self.mode).T) ** 2).sum(0)
+        constant = gammaln((_DEGREES + size) / 2) - gammaln(_DEGREES / 2) - size / 2 * np.log(_DEGREES / 2)
+        of_mode = constant - np.log(np.diag(root)).sum() - (_DEGREES + size) / 2 * np.log1p(square / _DEGREES)
+        of_prior = -0.5 * (draws**2).sum(1)
+        return np.logaddexp(np.log1p(-_SHARE_OF_PRIOR) + of_mode, np.log(_SHARE_OF_PRIOR) + of_prior)
 
 
 class PersonalPosterior:
