@@ -58,6 +58,7 @@ def test_functions_that_may_see_more_than_their_arguments_are_refused():
         shared(lambda: number)
 
 
+@pytest.mark.thorough
 def test_no_data_are_kept():
     data = np.arange(5.0)
     table, is_alive = Table(data), weakref.ref(data)

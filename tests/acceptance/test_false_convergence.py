@@ -67,6 +67,7 @@ def _check(outcomes):
     assert converged > 0.7 * len(outcomes), "\n".join(text for kind, text in outcomes if kind != "converged")
 
 
+@pytest.mark.thorough
 def test_two_random_models():
     # two data sets to a structure: the second costs next to nothing
     _search([(0, 0), (0, 1)], lambda seed: [list(ENGINES)[seed % 3]])

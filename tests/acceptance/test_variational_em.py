@@ -138,6 +138,7 @@ def check_five_columns(bound):
     return divergence
 
 
+@pytest.mark.thorough
 def test_five_binary_columns_with_the_bound_of_jaakkola():
     assert check_five_columns("J") == pytest.approx(0.1114, abs=1e-4)
 

@@ -272,6 +272,7 @@ def test_draws_that_lack_a_site():
             expected_information_gain(draws, jnp.array([0.0, 1.0]), y)
 
 
+@pytest.mark.thorough
 def test_errors_of_predictions(linear):
     (outlook,) = outlooks(linear).values()
     places, values = np.array([0, 3]), np.array([0.3, -0.2])

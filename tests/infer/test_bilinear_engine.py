@@ -159,6 +159,7 @@ def test_predictive_of_new_cells_and_of_masked_ones(fitted):
         fitted.log_predictive(ROWS[chosen], COLS[chosen], COUNTS[chosen], **{**SIZES, "num_rows": R + 1})
 
 
+@pytest.mark.thorough
 def test_predictive_mean_exists_in_the_cells_of_the_fit(fitted):
     means = fitted.predictive_mean()["counts"]
     assert np.isfinite(means).all()

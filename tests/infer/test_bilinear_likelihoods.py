@@ -147,6 +147,7 @@ def test_probabilities_and_new_rows():
     np.testing.assert_allclose(again.posterior["bias"].sd, engine.posterior["bias"].sd[:2], atol=1e-3)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_normal_values_against_the_closed_form():
     """The expected square of ``y - u @ w - b``, and the divergence of the posterior from the prior, by hand."""

@@ -54,7 +54,9 @@ def form_of(rows, cols, x, sides, coupling, linear, *, has_zeros=False, common_s
 
 
 @needs_float64
-@pytest.mark.parametrize("layout", ["grid", pytest.param("tiles", marks=thorough), "zeros"])
+@pytest.mark.parametrize(
+    "layout", ["grid", pytest.param("tiles", marks=thorough), pytest.param("zeros", marks=thorough)]
+)
 def test_a_known_trace(layout):
     """The intercept, then each component of the columns and of the rows: the bound after each of 25 blocks, and the
     limit, as in coordinate-wise variational inference written with NumPy."""

@@ -549,6 +549,7 @@ def test_a_trial_without_an_objective_is_no_part_of_the_trace(monkeypatch):
     assert np.all(np.isfinite(fit.objective_trace)) and np.all(np.diff(fit.objective_trace) >= 0.0)
 
 
+@pytest.mark.thorough
 def test_questions_may_be_numbers_or_none_at_all():
     fit = collaborative_em(PAIRS, KERNEL, 2, init_values=START, num_steps=0, progress_bar=False)
     np.testing.assert_allclose(fit.predict(3, 1, 2).mean, fit.predict([3], [1], [2]).mean)

@@ -85,7 +85,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", few(CASES, 3))
+@pytest.mark.parametrize("name", few(CASES, 2))
 def test_recommendation_agrees_with_what_engines_do(name):
     """Whom it says to take the model does, and who refuses does so in the same words."""
     model, args, kwargs, start, takers = CASES[name]
@@ -233,6 +233,7 @@ def test_comparison_with_a_known_posterior(exact_draws):
     assert "BilinearVG: " in repr(found) and "<table>" in found._repr_html_()
 
 
+@pytest.mark.thorough
 def test_picture_keeps_labels_apart(exact_draws):
     mpl.use("Agg")
     engines = {f"engine number {k}": EP for k in range(4)}

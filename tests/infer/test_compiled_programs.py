@@ -89,6 +89,7 @@ def test_another_index_of_the_same_shape_compiles_nothing(engine, model):
         np.testing.assert_allclose(run.posterior[name].sd, dense.posterior[name].sd, **tolerance)
 
 
+@pytest.mark.thorough
 def test_predictions_at_other_rows_compile_nothing_from_the_second_on():
     group = np.arange(NUM_ROWS) % NUM_GROUPS
     run = fit(EP, 0, group)

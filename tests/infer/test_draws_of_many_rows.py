@@ -10,6 +10,7 @@ from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import EP, LaplaceApproximation
 from numpyro_ext.infer.gaussian.fitting.costs import FIT_COSTS
+from tests.tiers import thorough
 
 GROUP = np.arange(60) % 6
 SIGNS = (np.random.default_rng(0).random(60) < np.array([0.1, 0.3, 0.9, 0.5, 0.95, 0.2])[GROUP]).astype(int)
@@ -42,7 +43,7 @@ def fitted(engine, model, **options):
     return engine
 
 
-@pytest.mark.parametrize("integrate", ["auto", "none"])
+@pytest.mark.parametrize("integrate", [*thorough("auto"), "none"])
 def test_densities_of_draws_are_those_of_the_model_when_asked_for(integrate):
     engine = fitted(LaplaceOfManyRows, logistic, integrate=integrate)
     draws = engine.get_samples()

@@ -32,6 +32,7 @@ def test_each_fold_is_the_run_with_its_mask(counts_case, scores, fold):
     np.testing.assert_allclose(scores.hyper["scale"][0, fold], engine.hyper["scale"].value, rtol=1e-3)
 
 
+@pytest.mark.thorough
 def test_shapes_and_convergence(scores):
     assert scores.log_predictive.shape == (1, 12)
     assert scores.hyper["scale"].shape == (1, 3)

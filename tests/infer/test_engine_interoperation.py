@@ -87,6 +87,7 @@ def test_learned_param_sites_reach_predictive_and_log_likelihood(fitted_line, li
     np.testing.assert_allclose(found, exact, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_guide_has_the_moments_of_the_posterior(fitted_line, line_case):
     guide, params = fitted_line.guide, fitted_line.params
     posterior = guide.get_posterior(params)  # over log(scale) and the slopes, in the order of the model

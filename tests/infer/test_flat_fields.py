@@ -101,6 +101,7 @@ def test_directions_that_observations_do_not_see_are_refused(model):
         )
 
 
+@pytest.mark.thorough
 def test_evidences_under_flat_fields_say_so():
     basis, penalty, y = data_of(KNOTS["dense rows"])
     engine = EP(surface, progress_bar=False, num_samples=200)

@@ -123,6 +123,7 @@ def test_predictions_are_inside(fitted):
     assert np.all(new.get_samples()["b"] > 0.0) and np.all(new.posterior["b"].quantile(0.001) > 0.0)
 
 
+@pytest.mark.thorough
 def test_the_guide_draws_inside_with_the_moments_of_the_posterior(fitted):
     draws = fitted.guide.sample_posterior(jax.random.key(0), fitted.params, sample_shape=(2000,))["b"]
     assert np.all(draws > 0.0)

@@ -229,6 +229,7 @@ def test_draws_show_the_uncertainty_of_hyperparameters(fitted):
     assert set(predicted) >= {"twice"}
 
 
+@pytest.mark.thorough
 def test_summary_energy_and_persistence(fitted, normal_case, capsys, tmp_path):
     y = normal_case[0]
     fitted.print_summary()

@@ -141,6 +141,7 @@ def test_between_the_points_of_a_lattice_states_are_those_of_fits(engine):
     assert interpolated(around, moved, points, states) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("integrate, tolerance", [("ccd", 0.01), ("normal", 0.02)])
 def test_designs_come_close(exact, integrate, tolerance):
     """The density of the scale is skewed, which a normal approximation does not know."""

@@ -130,6 +130,7 @@ def test_a_scale_at_its_edge_is_named_everywhere(capsys):
     assert list(engine.to_arviz(log_likelihood=False)["posterior"].attrs["edges"]) == ["scale"]
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_terms_of_hyperparameters_alone_count():
     def term(scale):

@@ -201,6 +201,7 @@ def steep_and_shallow(has_metric):
     return learned(evidence, probes, 200, has_metric=has_metric)
 
 
+@pytest.mark.thorough
 def test_a_search_in_a_metric_needs_few_evaluations_where_a_plain_one_needs_hundreds():
     plain, quick = steep_and_shallow(False), steep_and_shallow(True)
     assert quick.diagnostics.converged

@@ -98,6 +98,7 @@ def test_programs_for_many_data_sets_give_the_same():
     assert fits.get_samples()["sd"].shape == (3, 1000)
 
 
+@pytest.mark.thorough
 def test_a_field_without_hyperparameters_and_arguments_that_all_have():
     datasets = _lines(3)
     fits = two_at_a_time(EP)(line).run_many(jax.random.key(0), datasets, x=X)

@@ -153,6 +153,7 @@ def test_chains_find_the_posterior_of_a_scale(chain_method):
     np.testing.assert_allclose(draws["log_tau"].std(), deviation, rtol=5 / effective**0.5)
 
 
+@pytest.mark.thorough
 def test_field_is_drawn_from_its_posterior_given_each_draw():
     marginal, num = marginalize(schools), 4000
     log_density(marginal, (SIGMA, EFFECT), {}, {"tau": 1.0})
@@ -172,6 +173,7 @@ def test_field_is_drawn_from_its_posterior_given_each_draw():
         np.testing.assert_allclose(np.cov(theta.T), covariance, atol=0.12 * covariance.max())
 
 
+@pytest.mark.thorough
 def test_draws_serve_numpyro():
     marginal = marginalize(intercepts)
     hyper = {"scales": np.full((5, 2), 0.7, np.float32)}
@@ -344,6 +346,7 @@ def test_draws_lie_inside_the_support():
     assert bool((draws["f"] > 0).all())
 
 
+@pytest.mark.thorough
 def test_second_data_set_compiles_nothing():
     other = np.random.default_rng(1).permutation(COUNTS)
 

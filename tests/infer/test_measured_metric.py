@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 
 from numpyro_ext.infer import LaplaceApproximation
 from numpyro_ext.infer.hyper.curvature import hessian
@@ -24,6 +25,7 @@ def crossed(y):
     numpyro.sample("y", dist.Normal(first[FIRST] + second[SECOND], noise), obs=y)
 
 
+@pytest.mark.thorough
 def test_a_search_that_measures_its_curvature_ends_at_the_same_maximum_in_fewer_evaluations():
     plain = LaplaceApproximation(crossed, progress_bar=False)
     measuring = with_fit_costs(LaplaceApproximation, least_measured_rows=0)(crossed, progress_bar=False)

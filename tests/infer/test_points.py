@@ -49,6 +49,7 @@ def test_effects_set_to_a_point_are_named_everywhere(fitted, capsys, tmp_path):
     assert LaplaceApproximation.load(tmp_path / "run.npz", effects).diagnostics.points == ("scale", "effect")
 
 
+@pytest.mark.thorough
 def test_scalars_and_params_pass_without_a_warning():
     def model(y):
         level = numpyro.param("level", np.zeros(3))

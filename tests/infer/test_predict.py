@@ -472,7 +472,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", few(REFUSED, 6))
 def test_what_cannot_be_predicted_is_refused_with_what_was_found(case):
     engine, model, old, new, message = REFUSED[case]
     options = {}
@@ -540,6 +540,7 @@ def test_new_rows_of_a_known_field_condition_nothing_and_draw_at_the_new_rows_al
     np.testing.assert_allclose(found.log_predictive()["y"], scores, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_labels_that_are_others_among_new_rows_alone_are_drawn_as_on_all(monkeypatch):
     """Without conditioning, but not at the new rows alone, where the model numbers its groups anew."""
     engine = fitted(LaplaceApproximation, labelled, (np.array(list("abc"))[GROUP], X, Y), num_samples=4000)
@@ -612,6 +613,7 @@ def test_arviz_has_predictions_and_posterior_predictive_draws(groups):
     np.testing.assert_array_equal(alone["predictions"]["b"], data["predictions"]["b"])
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_loaded_predicts(groups, tmp_path):
     groups.save(tmp_path / "run")
     again = LaplaceApproximation.load(tmp_path / "run", slopes)

@@ -54,6 +54,7 @@ def test_the_optimum_and_its_curvature(at_optimum):
     np.testing.assert_allclose(quick.hyper["xi"].mode, CASE["xi_map"], atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_derivatives_of_predictors(at_optimum):
     found = local_moments(at_optimum, (), {})["y"]
     names = "mu_hat", "var_f_hat", "dmu", "dvar_f"

@@ -71,6 +71,7 @@ def test_what_is_as_it_should_be_is_left_alone(largest):
     assert not found(np.array([[1, 0, 4], [2, 1, 5]]), model=poisson_deblurring)
 
 
+@pytest.mark.thorough
 def test_engines_say_so():
     engine = LaplaceApproximation(smooth, progress_bar=False)
     with warnings.catch_warnings(record=True) as caught:

@@ -88,6 +88,7 @@ def test_experiments_side_by_side(program, over):
     np.testing.assert_allclose(means[:, -1], data.sum(1) / 13.0, atol=4.0 / np.sqrt(13.0 * 200.0))
 
 
+@pytest.mark.thorough
 def test_data_that_no_particle_explains_are_told(program):
     state = program.init(KEY, {"y": Y * np.nan, "seen": np.ones(12, bool)})
     assert not bool(state.converged)

@@ -90,6 +90,7 @@ def test_summary(grouped, capsys):
     assert grouped.get_samples(num_samples=300)["rate"].shape == (300, 4)
 
 
+@pytest.mark.thorough
 def test_file(grouped, tmp_path):
     grouped.save(tmp_path / "run")
     loaded = SMC.load(tmp_path / "run", groups)

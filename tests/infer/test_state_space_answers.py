@@ -96,6 +96,7 @@ def test_forecasts_go_on_from_the_last_state(level: LaplaceApproximation) -> Non
     np.testing.assert_array_equal(scores[:NUM_STEPS], 0.0)
 
 
+@pytest.mark.thorough
 def test_scores_of_observations_are_the_densities_of_gaussians(level: LaplaceApproximation) -> None:
     _, means, covariances = by_kalman()
     scale = np.sqrt(covariances[:, 0, 0] + HYPER["noise"] ** 2)

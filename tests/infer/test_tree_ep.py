@@ -72,6 +72,7 @@ def test_exact_on_the_sixteen_nodes_of_the_reference(exact):
     np.testing.assert_allclose(exact.log_evidence, expected["log_Z"], atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_evidence_counts_what_the_operator_cannot_reach(exact):
     """Orthogonal columns of length two in a space of more dimensions: the data split into two independent parts."""
     rng = np.random.default_rng(0)
@@ -143,6 +144,7 @@ def test_draws_follow_the_tilted_marginals(name):
 RNG = np.random.default_rng(3)
 
 
+@pytest.mark.thorough
 def test_iteration_equals_the_exact_posterior_for_the_identity():
     forest, parameters = reference_model(TREE)
     form = SparseLinear(identity(SIZE), DATA, jnp.asarray(NOISE**2), forest, parameters)

@@ -51,6 +51,7 @@ def many_nodes(potential, means, variance):
     return height + jnp.log(total * 0.01 / jnp.sqrt(2.0 * jnp.pi)), mean, spread, push, bend
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize("variance", few(VARIANCES, 6))
 def test_moments_at_the_widest_cavities_of_each_rule(variance):

@@ -77,6 +77,7 @@ def _on_nodes(y, mean, covariance):
     return on_plane_nodes(factors, mean, covariance, jnp.ones(len(y)), partial(factors.chosen, num_factors=len(y)))
 
 
+@pytest.mark.thorough
 @pytest.mark.float32
 def test_what_is_trusted_is_right_and_what_hides_is_not_trusted():
     arguments = [jnp.asarray(x, float) for x in (Y, MEAN, COVARIANCE)]

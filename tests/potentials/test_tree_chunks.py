@@ -86,6 +86,7 @@ def test_sums_of_sums_keep_their_digits():
     assert error < 3e-5 and error < 0.1 * at_once, (error, at_once)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", few(["image", "signal", "no trees"], 1))
 def test_some_parts_are_whole_trees(name):
     """Whose evidence is that of a forest of these trees alone, and its derivatives as well."""

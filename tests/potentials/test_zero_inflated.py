@@ -60,6 +60,7 @@ def test_moments_and_derivatives(name, gate):
         np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_derivatives_in_the_gate():
     def total(gate):
         return inflated(BASES["poisson"], gate).log_normaliser(MEAN, jnp.full(6, 0.4)).sum()

@@ -191,6 +191,7 @@ def test_vectors_of_other_lengths_are_refused(rank):
         read_like(reading, (rank,), {}, jax.random.key(3))
 
 
+@pytest.mark.thorough
 def test_other_pairs_of_equal_shapes_compile_nothing():
     """What is compiled for some pairs is given the others, and so are its functions of the data."""
 

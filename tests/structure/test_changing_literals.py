@@ -42,6 +42,7 @@ def check(engine, y, scale):
     np.testing.assert_allclose(engine.log_evidence, log_evidence, rtol=RTOL)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", few([EP, LaplaceApproximation, VariationalGaussian], 1))
 def test_a_number_that_changed_once_compiles_nothing_again(make):
     engine = make(around_the_mean, progress_bar=False)

@@ -163,7 +163,7 @@ def as_floats():
 
 
 @pytest.mark.parametrize("kind", ["python", *thorough("numpy", "jax", "float32")])
-@pytest.mark.parametrize("model", few(MODELS, 2), ids=lambda model: model.__name__)
+@pytest.mark.parametrize("model", few(MODELS, 1), ids=lambda model: model.__name__)
 def test_all_kinds_of_numbers_are_read_as_floating_ones(model, kind, as_floats):
     number = KINDS[kind]
     # the comparison with NumPyro's density compiles, so it is left to the kind that rounds

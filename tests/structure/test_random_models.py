@@ -36,6 +36,7 @@ def _read_all(seeds: range) -> None:
     assert len(refused) <= 0.15 * len(seeds), refused
 
 
+@pytest.mark.thorough
 @pytest.mark.first
 def test_ten_random_models() -> None:
     _read_all(range(10))

@@ -54,7 +54,7 @@ def evaluated(reading: Any, hyper: Any = None) -> tuple[Any, Any, dict[str, Any]
     return evaluate(reading.initial_hyper() if hyper is None else hyper)
 
 
-@pytest.mark.parametrize("name", few(MODELS, 4))
+@pytest.mark.parametrize("name", few(MODELS, 2))
 def test_models_with_scans_are_state_spaces(name: str) -> None:
     """The density of the state space is NumPyro's (checked while reading), and its matrix that of the dense reading."""
     data, field, hyper, num_states, num_shared = MODELS[name]
@@ -239,6 +239,7 @@ def test_a_scan_that_is_longer_than_its_data_is_refused_and_a_second_one_is_read
     np.testing.assert_allclose(future, expected, atol=1e-12)
 
 
+@pytest.mark.thorough
 def test_a_reversed_scan_of_jax_and_missing_observations() -> None:
     def model(y: Any) -> None:
         white = numpyro.sample("white", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1))

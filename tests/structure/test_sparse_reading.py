@@ -311,6 +311,7 @@ def test_field_can_be_chosen_and_is_checked() -> None:
         read_sparse_linear(_two_families, field=["s", "t"])
 
 
+@pytest.mark.thorough
 def test_total_variation_of_white_coefficients_reads_in_linear_memory() -> None:
     # a matrix of this operator would take 34 GB
     sides = (256, 256)
