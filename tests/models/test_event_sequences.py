@@ -157,9 +157,9 @@ def test_someone_new_has_the_posterior_of_the_model(low_rank):
     mean = mass @ points
     covariance = np.einsum("p,pi,pj->ij", mass, points - mean, points - mean)
     sd, spread = np.sqrt(np.diag(covariance)), np.sqrt(mass @ (each - mass @ each) ** 2)
-    np.testing.assert_allclose((person.mean - mean) / sd, 0.0, atol=0.1)
-    np.testing.assert_allclose(np.sqrt(np.diag(person.covariance)) / sd, 1.0, rtol=0.05)
+    np.testing.assert_allclose((person.mean - mean) / sd, 0.0, atol=0.11)  # three errors of 700 draws
+    np.testing.assert_allclose(np.sqrt(np.diag(person.covariance)) / sd, 1.0, rtol=0.08)  # three errors of 700 draws
     # for which the Gaussian at the mode is not good enough
-    assert (np.abs(mode - mean) / sd > 0.1).all() and person.covariance_at_mode[0, 0] ** 0.5 / sd[0] < 0.9
+    assert (np.abs(mode - mean) / sd > 0.14).all() and person.covariance_at_mode[0, 0] ** 0.5 / sd[0] < 0.9
     found = person.next_probabilities(2000)
     np.testing.assert_array_less(np.abs(found - mass @ each), NUM_ERRORS * spread / 1500**0.5)

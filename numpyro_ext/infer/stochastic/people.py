@@ -32,8 +32,9 @@ _DEGREES = 10.0
 """Degrees of freedom of the t-distribution that weighted draws are from: its tails must not be the lighter ones."""
 _SHARE_OF_PRIOR = 0.25
 """Share of draws from the prior, by which weights are bounded: few events may say little away from the mode."""
+_MOST_ROUNDS = 3
 _DRAWS_AT_ONCE = 16
-_DRAWS_OF_MOMENTS = 512
+_DRAWS_OF_MOMENTS = 1024
 
 
 class Given(NamedTuple):
@@ -60,6 +61,20 @@ class Slopes(NamedTuple):
     value: Array
     gradient: Array
     precision: Array
+
+
+class _Weighted(NamedTuple):
+    """Draws of latent numbers, their weights, and log probabilities of the next item at each."""
+
+    draws: np.ndarray
+    weights: np.ndarray
+    log_probabilities: np.ndarray
+
+    @property
+    def moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and covariance of the latent numbers."""
+        mean = self.weights @ self.draws
+        return mean, (self.weights[:, None] * (self.draws - mean)).T @ (self.draws - mean)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,14 +115,14 @@ class Person(Shown):
         :param rng_key: for these.
         :return: shape ``(items,)``.
 
-        **Cost:** a forward pass for each draw.
+        **Cost:** a forward pass for each draw, and up to seven where the posterior is far from a Gaussian.
         """
-        _, weights, logs, _ = self._weighted(num_draws, jax.random.key(0) if rng_key is None else rng_key)
-        return weights @ np.exp(logs)
+        found = self._weighted(num_draws, jax.random.key(0) if rng_key is None else rng_key)
+        return found.weights @ np.exp(found.log_probabilities)
 
     @cached_property
     def mean(self) -> np.ndarray:
-        """Posterior mean of the latent numbers, of 512 weighted draws, shape ``(K,)``."""
+        """Posterior mean of the latent numbers, of 1024 weighted draws or more, shape ``(K,)``."""
         return self._moments[0]
 
     @cached_property
@@ -117,24 +132,26 @@ class Person(Shown):
 
     @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
-        draws, weights, _, _ = self._weighted(_DRAWS_OF_MOMENTS, jax.random.key(1))
-        mean = weights @ draws
-        return mean, (weights[:, None] * (draws - mean)).T @ (draws - mean)
+        return self._weighted(_DRAWS_OF_MOMENTS, jax.random.key(1)).moments
 
-    def _weighted(self, num_draws: int, key: Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-        """Draws of the latent numbers, their weights, log probabilities of the next item, and k-hat of the weights."""
+    def _weighted(self, num_draws: int, key: Array) -> _Weighted:
+        """Weighted draws; where the weights cannot hold, twice as many from what the first ones tell, twice at most."""
         proposal = _Proposal(self.mode, self.covariance_at_mode)
-        draws = proposal.draw(key, num_draws)
-        log_proposal = proposal.log_density(draws)
-        logs, log_density = (np.asarray(part, float) for part in self.look(jnp.asarray(draws, self.mode.dtype)))
-        log_weights, shape = pareto_smoothed(log_density - log_proposal)
-        if shape > LARGEST_SHAPE:
-            warn(
-                f"The posterior of this person is far from the Gaussian at its mode: Pareto k-hat of the weights is "
-                f"{shape:.2f}, so that means over it may be off. Take more draws, or NUTS for the latent numbers."
-            )
-        weights = np.exp(log_weights)
-        return draws, weights / weights.sum(), logs, shape
+        for number in range(_MOST_ROUNDS):
+            draws = proposal.draw(jax.random.fold_in(key, number), num_draws * 2**number)
+            logs, log_density = (np.asarray(part, float) for part in self.look(jnp.asarray(draws, self.mode.dtype)))
+            log_weights, shape = pareto_smoothed(log_density - proposal.log_density(draws))
+            found = _Weighted(draws, np.exp(log_weights) / np.exp(log_weights).sum(), logs)
+            if shape <= LARGEST_SHAPE:
+                return found
+            mean, covariance = found.moments
+            proposal = _Proposal(mean, (proposal.covariance + covariance) / 2)
+        warn(
+            "The posterior of this person is far from the Gaussian at its mode, and from what weighted draws tell of "
+            f"it: Pareto k-hat of the weights is {shape:.2f}, so that means over it may be off. Take more draws, or "
+            "NUTS for the latent numbers."
+        )
+        return found
 
     def _shown(self) -> list[str]:
         lines = [f"Person: {len(self.mode)} latent numbers, log evidence {self.log_evidence:.3f}"]
