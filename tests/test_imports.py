@@ -24,7 +24,7 @@ FLOORS = {
         ["psychometrics"],
         ["demo"],
     ],
-    "linalg": [["sparse_cholesky"], ["gaussian", "operators"], ["solvers"]],
+    "linalg": [["sparse_cholesky"], ["sparse_krylov"], ["gaussian", "operators"], ["solvers"]],
     "potentials": [["integrals"], ["bounds"], ["families"], ["trees"]],
     "structure": [["program"], ["model"], ["factors"], ["latent_gaussian", "sparse_linear", "bilinear"]],
     "infer": [

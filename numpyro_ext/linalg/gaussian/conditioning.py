@@ -3,6 +3,7 @@ cheaper."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Literal
 
 import jax.numpy as jnp
@@ -39,6 +40,7 @@ Space = Literal[
     "coefficient",
     "sparse",
     "sparse-cholesky",
+    "iterative",
     "banded",
     "border",
     "operator",
@@ -88,11 +90,11 @@ def choose_space(
 ) -> Space:
     """The cheaper space, from shapes and kinds of prior alone, so that it is known before anything is traced.
 
-    Sparse Cholesky factors where a prior has a sparse precision; a state space where the design is one, and products
-    where it is an operator and the unknowns are independent; what rows touch, or blocks with a border, where the form
-    has them; unknowns in a band where each row touches only a stretch of them, as in images; predictors where a block
-    has no more rows than columns and every prior is proper; otherwise unknowns, with the design kept sparse when one
-    block has few entries per row.
+    Sparse Cholesky factors where a prior has a sparse precision, iterations where the layout has an elimination; a
+    state space where the design is one, and products where it is an operator and the unknowns are independent; what
+    rows touch, or blocks with a border, where the form has them; unknowns in a band where each row touches only a
+    stretch of them, as in images; predictors where a block has no more rows than columns and every prior is proper;
+    otherwise unknowns, with the design kept sparse when one block has few entries per row.
 
     :param tuple prior: the prior blocks.
     :param AnyDesign design: the linear map from unknowns to predictors.
@@ -102,11 +104,11 @@ def choose_space(
     :param Touched touched: what rows touch of blocks, if that is much less than the blocks.
     :param SparseLayout layout: places of all entries in a sparse posterior precision, where a prior is sparse.
     :param bool is_sequential: whether sites will be updated one by one, which needs a dense joint.
-    :return: ``"observation"``, ``"coefficient"``, ``"sparse"``, ``"sparse-cholesky"``, ``"banded"``, ``"border"``,
-        ``"touched"``, ``"operator"`` or ``"state"``.
+    :return: ``"observation"``, ``"coefficient"``, ``"sparse"``, ``"sparse-cholesky"``, ``"iterative"``, ``"banded"``,
+        ``"border"``, ``"touched"``, ``"operator"`` or ``"state"``.
     """
     if layout is not None:
-        return "sparse-cholesky"
+        return "sparse-cholesky" if layout.elimination is None else "iterative"
     if isinstance(design, StateSpaceDesign):
         if not is_sequential:
             return "state"
@@ -150,8 +152,8 @@ def linear_gaussian(
     :param Border border: blocks that are independent given a few unknowns, for the space of this name. The inducing
         values of priors of low rank are unknowns here, behind all others, and in the border.
     :param Touched touched: what rows touch of blocks, for the space of this name.
-    :param SparseLayout layout: places of all entries in a sparse posterior precision, for the space
-        ``"sparse-cholesky"``.
+    :param SparseLayout layout: places of all entries in a sparse posterior precision, for the spaces
+        ``"sparse-cholesky"`` and ``"iterative"``.
     :param bool is_signed: whether site precisions may be negative.
     :param str space: the space to work in; ``"auto"`` takes :func:`choose_space`, which never takes ``"shared"``, for
         blocks that are alike.
@@ -176,6 +178,13 @@ def linear_gaussian(
             raise ValueError(
                 "The space of sparse Cholesky factors needs sparse rows, and unknowns of a sparse precision, as large "
                 "fields of GaussianMarkovRandomField have. Leave the choice to space='auto'."
+            )
+        return SparseSpace.build(prior, design, dataclasses.replace(layout, elimination=None))
+    if space == "iterative":
+        if layout is None or layout.elimination is None or not isinstance(design, SparseRows):
+            raise ValueError(
+                "The iterative space needs sparse rows, and a layout with the order in which unknowns are eliminated, "
+                "as LaplaceApproximation(model, space='iterative') makes it."
             )
         return SparseSpace.build(prior, design, layout)
     if space == "state":
@@ -224,8 +233,8 @@ def linear_gaussian(
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=True)
     if space == "coefficient":
         return CoefficientSpace.build(prior, design, rows, columns, is_sparse=False)
-    names = "'auto', 'observation', 'coefficient', 'sparse', 'sparse-cholesky', 'banded', 'border', 'operator', "
-    names += "'shared', 'state' or 'touched'"
+    names = "'auto', 'observation', 'coefficient', 'sparse', 'sparse-cholesky', 'iterative', 'banded', "
+    names += "'border', 'operator', 'shared', 'state' or 'touched'"
     raise ValueError(f"Unknown space {space!r}: expected {names}.")
 
 

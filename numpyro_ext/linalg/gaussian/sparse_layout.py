@@ -11,6 +11,7 @@ from jax import Array
 
 from ..frozen_pytree import frozen_pytree
 from ..sparse_cholesky import SparsePattern
+from ..sparse_krylov import Elimination
 from .design import SparseRows
 
 __all__ = ["SparseLayout", "find_layout", "row_pairs"]
@@ -29,6 +30,10 @@ class SparseLayout:
     """Places of the pairs of entries of each row as :func:`row_pairs` lists them, one past the last for pairs with
     padding; shape ``(num_rows, k (k + 1) / 2)``."""
     pattern: SparsePattern = dataclasses.field(metadata={"static": True})
+    prior: SparsePattern = dataclasses.field(metadata={"static": True})
+    """Entries of the prior precision, in the order of their places."""
+    elimination: Elimination | None = dataclasses.field(default=None, metadata={"static": True})
+    """Order in which unknowns are eliminated where the rest is known by its products; ``None`` for Cholesky factors."""
 
     def gram(self, design: SparseRows, weight: Array) -> Array:
         r""":math:`A^T \mathrm{diag}(w) A` at the entries of the pattern, shape ``(nnz,)``."""
@@ -92,7 +97,9 @@ def find_layout(
     whole = SparsePattern.of(int(starts[-1]), rows, other)
     slots = np.full(is_pair.shape, whole.num_entries, np.int32)
     slots[is_pair] = whole.positions(*row_entries)
-    return SparseLayout(jnp.asarray(whole.positions(*prior_pairs), jnp.int32), jnp.asarray(slots), whole)
+    of_prior_alone = SparsePattern(whole.size, *prior_pairs)
+    prior_slots = jnp.asarray(whole.positions(*prior_pairs), jnp.int32)
+    return SparseLayout(prior_slots, jnp.asarray(slots), whole, of_prior_alone)
 
 
 def _pairs_of(pattern: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from ...cholesky import LARGEST_DENSE, cholesky, cholesky_inverse, half_log_dete
 from ...frozen_pytree import frozen_pytree
 from ...sparse_cholesky import SparseFactor, SparsePattern, factorise
 from ...sparse_cholesky.primitive import multiply
+from ...sparse_krylov import Estimate, KrylovFactor
 from ..design import DenseDesign, Design, SparseRows
 from ..marginals import Marginals, NotSequential, cavity_ratio
 from ..prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PrecisionPrior, PriorBlock
@@ -69,7 +70,9 @@ class SparseSpace(_OnlyParallel, OneBlock):
 
     The scale :math:`s` makes independent unknowns white, so that theirs may go to zero; it is one for all others.
     Conditioning costs one sparse factorisation, variances one selected inverse: nothing has the shape of all pairs of
-    unknowns. What unknowns are orthogonal to is taken out by kriging (Rue and Held 2005, section 2.3.3).
+    unknowns. Where the layout has an elimination, conjugate gradients and Krylov spaces stand in for the factor
+    (:mod:`numpyro_ext.linalg.sparse_krylov`): log volumes and variances are then estimates. What unknowns are
+    orthogonal to is taken out by kriging (Rue and Held 2005, section 2.3.3).
 
     A precision that is flat along what its unknowns are orthogonal to may leave :math:`H = P + X^T T X` singular.
     Then :math:`H + c S S^T` is factorised, where :math:`S` picks as many unknowns as there are directions; what that
@@ -153,32 +156,41 @@ class SparseSpace(_OnlyParallel, OneBlock):
 
     def inner(self, a: Array, b: Array) -> Array:
         """The prior's quadratic form between two coordinates; flat directions do not enter."""
-        return a[0] @ multiply(self.layout.pattern, self.precision, b[0])
+        return a[0] @ multiply(self.layout.prior, self.precision[self.layout.prior_slots], b[0])
 
     def zeros(self) -> Array:
         """The coordinates of the prior mean."""
         return jnp.zeros_like(self.scale)[None]
 
+    @property
+    def is_iterative(self) -> bool:
+        """True if log volumes are estimates by probes, each as dear as many means."""
+        return self.layout.elimination is not None
+
     @jax.jit  # traced once for all that condition
-    def condition(self, site_precision: Array, site_shift: Array) -> SparsePosterior:
+    def condition(self, site_precision: Array, site_shift: Array, near: Array | None = None) -> SparsePosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
 
         :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
         :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
+        :param jax.Array near: coordinates near the mean, from which iterations start; factors need none.
         :return: the posterior; all nan where it is improper.
         """
         pattern = self.layout.pattern
         values = self.precision + self.layout.gram(self.design, site_precision)
         if self.anchored.size:
             values = values.at[jnp.asarray(pattern.diagonal)[self.anchored]].add(self.anchors)
-        factor = factorise(pattern, values)
+        elimination = self.layout.elimination
+        factor = factorise(pattern, values) if elimination is None else KrylovFactor(values, elimination)
         shift = self.design.rmatvec(site_shift)
         number = self.directions.shape[1]
         if not number:
-            mean = factor.solve(shift)
-            none = jnp.zeros((shift.size, 0), shift.dtype)
-            half = 0.5 * factor.log_determinant
-            return SparsePosterior(self, site_precision, factor, shift, mean[None], none, none, none[:0], half)
+            if isinstance(factor, KrylovFactor) and near is not None:
+                mean = factor.solve_near(shift, near[0])
+            else:
+                mean = factor.solve(shift)
+            none, zero = jnp.zeros((shift.size, 0), shift.dtype), jnp.zeros((), shift.dtype)
+            return SparsePosterior(self, site_precision, factor, shift, mean[None], none, none, none[:0], zero)
         root = jnp.sqrt(self.anchors)
         picked = jnp.zeros((shift.size, root.size), shift.dtype).at[self.anchored, jnp.arange(root.size)].set(root)
         solved = factor.solve(jnp.concatenate([shift[:, None], self.directions, picked], axis=1))
@@ -190,7 +202,7 @@ class SparseSpace(_OnlyParallel, OneBlock):
         def conditioned(x: Array) -> Array:
             return x - removed @ solve_lower(along_root, self.directions.T @ x)
 
-        half = 0.5 * factor.log_determinant + half_log_determinant(along_root)
+        half = half_log_determinant(along_root)
         mean = conditioned(mean[:, None])[:, 0]
         added = conditioned(anchored)
         if root.size:
@@ -214,7 +226,7 @@ class SparsePosterior(_OnlyParallel):
     space: SparseSpace
     site_precision: Array
     """Shape ``(num_rows,)``."""
-    factor: SparseFactor
+    factor: SparseFactor | KrylovFactor
     shift: Array
     r""":math:`X^T \nu`, shape ``(N,)``."""
     coordinates: Array
@@ -225,8 +237,8 @@ class SparsePosterior(_OnlyParallel):
     """Shape ``(N, m)``."""
     along_root: Array
     """Cholesky factor of the covariance along the directions before it was removed, shape ``(k, k)``."""
-    half_log_determinant: Array
-    """Half the log determinant of the posterior precision on its support."""
+    half_along: Array
+    """What the directions add to half the log determinant of the posterior precision."""
 
     def unknowns(self) -> Array:
         """Posterior mean of the unknowns, shape ``(num_columns,)``."""
@@ -248,7 +260,27 @@ class SparsePosterior(_OnlyParallel):
     def log_volume(self) -> Array:
         r""":math:`\frac12 \log|P| - \frac12 \log|H|`, the precisions before and after conditioning on their supports,
         where :math:`|P|` counts :math:`2 \pi` for a flat direction."""
-        return self.space.half_log_determinant - self.half_log_determinant
+        return self.space.half_log_determinant - self.half_along - 0.5 * self.factor.log_determinant
+
+    def estimated_log_volume(self) -> tuple[Array, Estimate]:
+        """:meth:`log_volume` by probes, and how far it may be trusted."""
+        assert isinstance(self.factor, KrylovFactor)  # as of all spaces that are iterative
+        found = self.factor.estimate()
+        return self.space.half_log_determinant - self.half_along - 0.5 * found.log_determinant, found
+
+    def covariance_product(self, gradient: Array) -> Array:
+        """Posterior covariance of the coordinates times a gradient in them; both of shape ``(1, size)``."""
+        solved, x = self.factor.solve(gradient[0]), gradient[0]
+        return (solved - self.removed @ (self.removed.T @ x) + self.added @ (self.added.T @ x))[None]
+
+    def distance_to_mean(self, gradient: Array) -> tuple[Array, Array]:
+        """Distance to the point where a gradient in the coordinates vanishes, in posterior standard deviations, and the
+        relative residual of the solution that says so."""
+        step = self.covariance_product(gradient)[0]
+        left = gradient[0] - multiply(self.space.layout.pattern, self.factor.values, step)
+        size = jnp.linalg.norm(gradient)
+        residual = jnp.linalg.norm(left) / jnp.where(size > 0.0, size, 1.0)
+        return jnp.sqrt(jnp.maximum(gradient[0] @ step, 0.0)), residual
 
     def map_variance(self, design: Design) -> Array:
         """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``.

@@ -1,0 +1,6 @@
+"""Sparse precisions that fill up: the Schur complement of their leaves by its products, on the host."""
+
+from .elimination import Elimination, find_elimination
+from .primitive import Estimate, KrylovFactor
+
+__all__ = ["Elimination", "Estimate", "KrylovFactor", "find_elimination"]
