@@ -99,11 +99,16 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
     forms: ClassVar[Sequence[Form[Any]]] = ()
     """Forms into which a model is read: the first of them that it has."""
 
+    @property
+    def _forms(self) -> Sequence[Form[Any]]:
+        """:attr:`forms`, as the options of this engine have them."""
+        return self.forms
+
     def _read(self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object], **options: Any) -> Any:
         keep_by_default()
         options = {"field": self.field} | options
         options |= {"init_values": self._start_values, "held": self.hyper_values, "rng_key": rng_key}
-        return read_first(self.forms, self.model, args, kwargs, **options)
+        return read_first(self._forms, self.model, args, kwargs, **options)
 
     @abstractmethod
     def _start(
@@ -366,6 +371,8 @@ def _unknown_options(engine: type[AnyEngine], unknown: Mapping[str, object]) -> 
     options, first = sorted(engine._option_names()), next(iter(unknown))
     meant = nearest_name(first, options)
     more = "" if meant is None else f" Did you mean {meant!r}?"
+    if "space" in unknown:
+        more = " Crossed effects of many levels are fitted by LaplaceApproximation(model, space='iterative') alone."
     return f"{engine.__name__}{hint} has no option {first!r}; its options are {', '.join(options)}.{more}"
 
 

@@ -197,6 +197,8 @@ class Diagnostics(NamedTuple):
     """Hyperparameters at the edge of their support, such as a scale of zero."""
     quadrature_error: float | None = None
     """Change of the log evidence with a finer rule, where integrals are computed by quadrature."""
+    evidence_error: float | None = None
+    """Standard error of the log evidence by random probes, where it is estimated by these."""
 
     def __repr__(self) -> str:
         return as_text(["Diagnostics", *ending(self)])

@@ -107,7 +107,8 @@ class FinishedRun(ABC):
     def log_evidence(self) -> LogEvidence:
         """Log evidence at the hyperparameters of the fit."""
         kind: OfHyperparameters = "optimum" if self.space.size else "none"
-        return LogEvidence(self.fit.log_evidence, self.is_lower_bound, kind, flat_sites=self.flat_sites)
+        error = self.fit.diagnostics.evidence_error
+        return LogEvidence(self.fit.log_evidence, self.is_lower_bound, kind, error, flat_sites=self.flat_sites)
 
     @cached_property
     def flat_sites(self) -> tuple[str, ...]:

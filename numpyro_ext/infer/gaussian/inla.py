@@ -10,14 +10,13 @@ from ...structure import LatentGaussianReading, ModelStructureError
 from ..front.options import check_one_of, check_positive
 from .algorithms.algorithm import Algorithm
 from .algorithms.posterior import LARGEST_DENSE_COVARIANCE
-from .engine import GaussianOptions
 from .integration.exploration import Integrate, Integration
 from .integration.simplified_laplace import (
     LARGEST_CORRECTED_FIELD,
     gaussian_marginals,
     simplified_laplace_marginals,
 )
-from .laplace_approximation import LaplaceApproximation
+from .laplace_approximation import LaplaceApproximation, LaplaceOptions
 
 __all__ = ["INLA"]
 
@@ -86,7 +85,7 @@ class INLA(LaplaceApproximation):
         design: DesignName | None = None,
         grid_step: float = 0.75,
         log_density_drop: float = 10.0,
-        **options: Unpack[GaussianOptions],
+        **options: Unpack[LaplaceOptions],
     ) -> None:
         check_one_of(Marginal, marginal=marginal)
         check_positive(grid_step=grid_step, log_density_drop=log_density_drop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -101,9 +102,9 @@ class IntegratedRun(GaussianRun):
     def log_evidence(self) -> LogEvidence:
         """Log evidence of the model, integrated over field and hyperparameters."""
         found = self.exploration
-        return LogEvidence(
-            found.log_evidence, self.is_lower_bound, "integrated", found.error, found.method, self.flat_sites
-        )
+        errors = [error for error in (found.error, self.fit.diagnostics.evidence_error) if error is not None]
+        error = math.hypot(*errors) if errors else None  # of points, and of probes that all points share
+        return LogEvidence(found.log_evidence, self.is_lower_bound, "integrated", error, found.method, self.flat_sites)
 
     @property
     def diagnostics(self) -> Diagnostics:

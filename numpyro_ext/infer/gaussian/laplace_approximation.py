@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Unpack
+
 from ...structure import LatentGaussianReading, ModelStructureError
-from ...structure.latent_gaussian.read import SMOOTH_LATENT_GAUSSIAN
+from ...structure.latent_gaussian.read import SMOOTH_LATENT_GAUSSIAN, with_largest_rest
+from ...structure.model.search import Form
+from ..front.options import check_one_of
 from ..front.state import Fit
 from .algorithms.algorithm import Algorithm
 from .algorithms.values import Laplace
-from .engine import Engine
+from .engine import Engine, GaussianOptions
 from .fitting.kinks import explain_kinks
 
-__all__ = ["LaplaceApproximation"]
+__all__ = ["LaplaceApproximation", "LaplaceOptions"]
+
+FieldSpace = Literal["auto", "direct", "iterative"]
+
+_LARGEST_RESTS: dict[FieldSpace, float] = {"auto": 6000.0, "direct": math.inf, "iterative": 0.0}
+"""Unknowns that a factorisation may leave for a dense matrix."""
+
+
+class LaplaceOptions(GaussianOptions, total=False):
+    """The keyword arguments of :class:`LaplaceApproximation`, for the constructors of its subclasses."""
+
+    space: FieldSpace
 
 
 class LaplaceApproximation(Engine):
@@ -43,6 +60,11 @@ class LaplaceApproximation(Engine):
         1.231
 
     :param model: a NumPyro model.
+    :param str space: how linear systems of the field are solved. ``"direct"`` factorises. ``"iterative"`` is for
+        crossed effects of many levels, with log-concave likelihoods: conjugate gradients find the mode and draws to
+        eight digits, and 32 fixed random probes estimate the log evidence, its gradient and variances. What that leaves
+        open is a standard error in ``diagnostics.messages``. ``"auto"`` iterates where a factorisation would leave a
+        dense matrix of more than 6,000 unknowns.
     :param options: those of :class:`~numpyro_ext.infer.Engine`: ``num_steps``, ``tol``, ``field``,
         ``hyper_values``, ``init_values``, ``num_restarts``, ``hyper_tol``, ``max_hyper_steps``, ``num_samples`` and
         ``progress_bar``.
@@ -50,8 +72,28 @@ class LaplaceApproximation(Engine):
 
     forms = (SMOOTH_LATENT_GAUSSIAN,)
 
+    def __init__(
+        self, model: Callable[..., object], *, space: FieldSpace = "auto", **options: Unpack[GaussianOptions]
+    ) -> None:
+        super().__init__(model, **options)
+        check_one_of(FieldSpace, space=space)
+        self.space: FieldSpace = space
+
+    @property
+    def _forms(self) -> Sequence[Form[Any]]:
+        return tuple(with_largest_rest(form, _LARGEST_RESTS[self.space]) for form in self.forms)
+
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
+        layout = reading.abstract_form.layout
+        is_iterative = layout is not None and layout.elimination is not None
         for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
+            if is_iterative and not potential.is_log_concave:
+                raise ModelStructureError(
+                    f"The factors of site {name!r} ({type(potential).__name__}) are not log-concave, so that the "
+                    "precision of the field may be indefinite on the way to the mode, which conjugate gradients do not "
+                    "notice. Give a log-concave likelihood, or factorise (space='direct') if memory allows.",
+                    site=name,
+                )
             if not potential.is_smooth:
                 raise ModelStructureError(
                     f"Laplace's method needs the curvature of every factor, and the factor of site {name!r} "

@@ -148,7 +148,7 @@ class Schur:
     def draw(self, white: Floats) -> Floats:
         """Vectors whose covariance is the inverse of the matrix, of white noise; both of shape ``(n, k)``."""
         leaves, middle, common = self._split(white)
-        last: Floats = np.linalg.solve(self.common_root.T, common)
+        last = np.linalg.solve(self.common_root.T, common).astype(np.float64)
         parts = [space.inverse_root() for space in self._spaces(middle)] if middle.size else [middle]
         return self._filled_in(leaves, np.concatenate(parts, axis=1) - self.solved_common @ last, last)
 

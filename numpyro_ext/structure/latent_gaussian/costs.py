@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..program.rows.costs import ROW_COSTS, RowCosts
@@ -22,6 +23,9 @@ class LayoutCosts:
     :param int time_block: unknowns of a block of a state space: with fewer, the steps of the loops over blocks cost
         more than the arithmetic in them.
     :param int time_blocks: blocks below which a series is no state space.
+    :param float largest_rest: unknowns that are left together, once those in small blocks are eliminated, from which on
+        they are no dense matrix but known by products; zero asks for it, and infinity never does. Log determinants
+        and variances are then estimates, of which few algorithms know.
     :param RowCosts rows: by which the rows of the design are found.
     """
 
@@ -32,6 +36,7 @@ class LayoutCosts:
     large_site: int = 100_000
     time_block: int = 32
     time_blocks: int = 8
+    largest_rest: float = math.inf
     rows: RowCosts = ROW_COSTS
 
 

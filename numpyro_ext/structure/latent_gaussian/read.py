@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
@@ -28,6 +29,7 @@ __all__ = [
     "SMOOTH_LATENT_GAUSSIAN",
     "read_latent_gaussian",
     "with_costs",
+    "with_largest_rest",
 ]
 
 LARGEST_SMALL_BLOCK = 3
@@ -102,7 +104,20 @@ SMOOTH_LATENT_GAUSSIAN = LATENT_GAUSSIAN._replace(
 
 def with_costs(form: Form[LatentGaussianReading], costs: LayoutCosts) -> Form[LatentGaussianReading]:
     """The form with other thresholds for the layouts of its readings; forms of other kinds are left as they are."""
-    return form._replace(reading=partial(_read, costs=costs)) if form.reading is _read else form
+    return form if _costs_of(form) is None else form._replace(reading=partial(_read, costs=costs))
+
+
+def with_largest_rest(form: Form[LatentGaussianReading], largest: float) -> Form[LatentGaussianReading]:
+    """The form with another :attr:`LayoutCosts.largest_rest`; see :func:`with_costs`."""
+    costs = _costs_of(form)
+    return form if costs is None else with_costs(form, replace(costs, largest_rest=largest))
+
+
+def _costs_of(form: Form[LatentGaussianReading]) -> LayoutCosts | None:
+    reading = form.reading
+    if isinstance(reading, partial) and reading.func is _read:
+        return reading.keywords.get("costs", COSTS)
+    return COSTS if reading is _read else None
 
 
 def _read_small_blocks(call: ModelCall, sites: Mapping[str, SiteInfo], field: Iterable[str]) -> LatentGaussianReading:

@@ -41,7 +41,7 @@ from .costs import COSTS, LayoutCosts
 from .form import AffineMap, Blocks, LatentGaussian
 from .not_finite import explain_not_finite
 from .prior_columns import PriorColumns
-from .sparse_fields import sparse_layout
+from .sparse_fields import iterative_layout, leaves_much, sparse_layout
 from .touched import TouchedIndices, find_touched
 
 __all__ = ["LatentGaussianReading"]
@@ -113,6 +113,12 @@ class LatentGaussianReading(ModelReading):
         if isinstance(rows, AffineRows) and not is_sparse and (self._touched is None or self._touched.num_blocks <= 1):
             touched_cost = None if self._touched is None else self._touched.cost
             border = find_border(rows, self._priors, blocks, touched_cost, overhead=costs.border)
+        num_shared = None if border is None else border.shared.size
+        is_iterative = not (is_sparse or self._touched) or costs.largest_rest <= 0
+        is_iterative &= leaves_much(self._priors, rows, blocks, num_shared, costs.largest_rest)
+        if is_iterative:
+            border, self._touched = None, None
+            blocks = np.arange(rows.num_rows)[None], np.arange(rows.num_columns)[None]
         if border is not None:  # what one coefficient joins falls apart without it
             blocks = np.arange(self._rows.num_rows)[None], np.arange(self._rows.num_columns)[None]
             self._touched = None
@@ -125,7 +131,12 @@ class LatentGaussianReading(ModelReading):
         self._block_shape = blocks[1].shape if border is None else (*border[0].shape, border[1].size)
         maps = {name: rows.indices for name, rows in self._maps.items()}
         touched = None if self._touched is None else self._touched.indices
-        layout = sparse_layout(self._priors, self._rows, list(self._maps.values())) if is_sparse else None
+        layout, affine_maps = None, list(self._maps.values())
+        if is_iterative:
+            assert isinstance(rows, AffineRows)
+            layout = iterative_layout(self._priors, rows, affine_maps)
+        elif is_sparse:
+            layout = sparse_layout(self._priors, rows, affine_maps)
         # Of the program, as factors may have added to them what they looked up.
         self.data = (*self._program.data, _Indices(self._rows.indices, maps, blocks, border, touched, layout))
         looked_up = [array for plan in self.plans for array in plan.looked_up]
@@ -133,7 +144,8 @@ class LatentGaussianReading(ModelReading):
         keys = tuple(rows.key for rows in (self._rows, *self._maps.values()))
         shapes = [b if b is None else b.shape for b in (*blocks, *(border or ()))]
         key = None if self._touched is None else self._touched.key
-        sparse = None if layout is None else (layout.pattern.digest, layout.row_slots.shape)
+        order = None if layout is None or layout.elimination is None else layout.elimination.digest
+        sparse = None if layout is None else (layout.pattern.digest, order, layout.row_slots.shape)
         self.structure_key = Fingerprint((self._model_key(looked_up), plans, keys, *shapes, key, sparse))
 
     def skeleton(self) -> Self:
@@ -381,6 +393,8 @@ class LatentGaussianReading(ModelReading):
         if (layout := self._indices(None).layout) is not None:
             pattern = layout.pattern
             lines.append(f"sparse precision: {pattern.size} unknowns, {pattern.num_entries} entries of a triangle")
+            if layout.elimination is not None:
+                lines.append(layout.elimination.describe())
         return "\n".join(lines)
 
 

@@ -24,3 +24,7 @@ class FitInfo(NamedTuple):
     objective: Array | None = None
     """Log evidence at the end, if the algorithm has it at hand; nan if it does not exist or a prior is not positive
     definite."""
+    objective_error: Array | None = None
+    """Standard error of the objective, where it is an estimate by probes."""
+    solver_residual: Array | None = None
+    """Largest relative residual of linear systems that were solved by iterations, at the end."""

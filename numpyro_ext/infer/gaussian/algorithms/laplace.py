@@ -31,6 +31,7 @@ from jax import Array, lax
 from ....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space
 from ....linalg.gaussian.prior import is_flat, is_valid_prior
 from ....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
+from ....linalg.gaussian.spaces.sparse_space import SparseSpace
 from ....potentials import GaussianPotential
 from ....structure.latent_gaussian import LatentGaussian, joined
 from .fit_info import FitInfo
@@ -38,7 +39,18 @@ from .mode_derivative import at_point, derivatives, evidence_at_mode, joint_grad
 from .posterior import GaussianPosterior, gaussian_prior
 from .supports import all_positive, may_vanish, sites_within_support
 
-__all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "solve_and_hold", "step", "update"]
+__all__ = [
+    "LARGEST_RESIDUAL",
+    "Info",
+    "State",
+    "init",
+    "log_evidence",
+    "posterior",
+    "solve",
+    "solve_and_hold",
+    "step",
+    "update",
+]
 
 _MAX_HALVINGS = 50
 _SUFFICIENT_INCREASE = 1e-4
@@ -49,6 +61,8 @@ _MOST_CHORDS = 12
 _LEAST_CONTRACTION = 0.2
 _FIRST_CHORD = 0.5
 """Newton's decrement below which such steps are tried."""
+LARGEST_RESIDUAL = 1e-6
+"""Relative residual of a system that counts as solved by iterations."""
 
 
 class State(NamedTuple):
@@ -147,10 +161,20 @@ def solve_and_hold(
         trace, count, log_volume = trace.at[0].set(first), jnp.asarray(1), held.log_volume()
     else:
         state, trace, count, volume = _steps(form, prior, state, trace, bound, rounding)
-    value, _, curvature = derivatives(form, state.predictor)
+    value, slope, curvature = derivatives(form, state.predictor)
     objective = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(state.coordinates, state.coordinates)
     objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
-    if isinstance(prior, BorderSpace):
+    error = residual = None
+    is_solved = jnp.asarray(True)
+    if isinstance(prior, SparseSpace) and prior.is_iterative:
+        # decrements are those of Newton's directions if these are solutions: of the last point that is looked at
+        conditioned = prior.condition(curvature, jnp.zeros_like(curvature))
+        log_volume, estimate = conditioned.estimated_log_volume()
+        gradient = joint_gradient(prior, state.coordinates, slope)
+        distance, residual = conditioned.distance_to_mean(gradient)
+        error, residual = 0.5 * estimate.standard_error, jnp.maximum(residual, estimate.residual)
+        is_solved = (residual < LARGEST_RESIDUAL) & (distance < jnp.maximum(bound, LARGEST_RESIDUAL))
+    elif isinstance(prior, BorderSpace):
         if held is None:
             held = prior.condition(curvature, jnp.zeros_like(curvature))
             log_volume = held.log_volume()
@@ -167,9 +191,10 @@ def solve_and_hold(
         # Newton's decrement also vanishes where factors saturate on the way to infinity (separated classes), but then
         # at the rate exp(-1/2) a step, and not quadratically as at a maximum.
         is_proper &= ~(state.gradient_norm > _SLOWEST_DECREASE * state.previous_norm)
-    converged = (state.gradient_norm < bound) & jnp.isfinite(objective) & is_proper
+    converged = (state.gradient_norm < bound) & jnp.isfinite(objective) & is_proper & is_solved
     no_row = jnp.zeros((form.num_rows,), bool)
-    return state, FitInfo(converged, count, trace, state.gradient_norm, no_row, objective + log_volume), held
+    total = objective + log_volume
+    return state, FitInfo(converged, count, trace, state.gradient_norm, no_row, total, error, residual), held
 
 
 def _steps(
@@ -230,7 +255,8 @@ def log_evidence(
     form = joined(form)
     prior = gaussian_prior(form, space)
     is_exact = _has_constant_curvature(form)
-    if isinstance(prior, BorderSpace) and (held is not None or not is_exact):
+    is_iterative = isinstance(prior, SparseSpace) and prior.is_iterative
+    if is_iterative or (isinstance(prior, BorderSpace) and (held is not None or not is_exact)):
         mode, factor = lax.stop_gradient(state.coordinates), None if held is None else held.factor
         # The curvature of Gaussian factors does not change as the mode moves, where the density does not either.
         total = at_point(space, form, mode, factor)[0] if is_exact else evidence_at_mode(space, form, mode, factor)
@@ -325,7 +351,10 @@ def _direction(
     if target is not None and isinstance(conditioned, BorderPosterior):
         first = coordinates, predictor, norm
         coordinates, predictor, norm = _chords(form, prior, conditioned, state, first, curvature, target)
-    return _Direction(coordinates, predictor, along, is_ascent, norm, conditioned.log_volume())
+    is_iterative = isinstance(prior, SparseSpace) and prior.is_iterative
+    # an estimate of a log volume takes as long as many directions
+    log_volume = jnp.full_like(along, jnp.nan) if is_iterative else conditioned.log_volume()
+    return _Direction(coordinates, predictor, along, is_ascent, norm, log_volume)
 
 
 def _square(prior: LinearGaussian, coordinates: Array, predictor: Array, curvature: Array) -> Array:
@@ -386,7 +415,12 @@ def _step(
     def attempt(carry: tuple[Array, _Direction]) -> tuple[Array, _Direction]:
         number, _ = carry
         own = jnp.where(number == 0, curvature, absolute)
-        conditioned = prior.condition(own, own * state.predictor + slope)
+        shift = own * state.predictor + slope
+        conditioned: LinearGaussianPosterior
+        if isinstance(prior, SparseSpace):
+            conditioned = prior.condition(own, shift, state.coordinates)
+        else:
+            conditioned = prior.condition(own, shift)
         return number + 1, _direction(form, prior, conditioned, state, own, target)
 
     # A loop, so that what is compiled holds the algebra once.

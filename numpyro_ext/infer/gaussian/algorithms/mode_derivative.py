@@ -16,6 +16,7 @@ from jax import Array
 from ....linalg.gaussian.border.arrow import ArrowFactor
 from ....linalg.gaussian.conditioning import LinearGaussian, Space
 from ....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
+from ....linalg.gaussian.spaces.sparse_space import SparsePosterior, SparseSpace
 from ....structure.latent_gaussian import LatentGaussian
 from .posterior import gaussian_prior
 
@@ -44,13 +45,17 @@ def joint_gradient(prior: LinearGaussian, coordinates: Array, slope: Array) -> A
 
 def at_point(
     space: Space, form: LatentGaussian, coordinates: Array, held: ArrowFactor | None = None
-) -> tuple[Array, BorderPosterior]:
+) -> tuple[Array, BorderPosterior | SparsePosterior]:
     """Log joint density plus log volume at a point, and the posterior whose volume it is; by its factor, if that is at
     hand."""
     prior = gaussian_prior(form, space)
-    assert isinstance(prior, BorderSpace)
     value, _, curvature = derivatives(form, prior.predictor(coordinates))
-    conditioned = prior.condition(curvature, jnp.zeros_like(curvature), held)
+    nothing = jnp.zeros_like(curvature)
+    if isinstance(prior, SparseSpace):
+        conditioned: BorderPosterior | SparsePosterior = prior.condition(curvature, nothing)
+    else:
+        assert isinstance(prior, BorderSpace)
+        conditioned = prior.condition(curvature, nothing, held)
     energy = 0.5 * prior.inner(coordinates, coordinates)
     total = form.log_constant + jnp.sum(value) - energy + conditioned.log_volume()
     return total, conditioned

@@ -20,6 +20,7 @@ from ...front.running.progress import progress_bar, warn
 from ...front.state import EngineState, Fit, check_init_state, data_digest
 from ...hyper.search import EVALUATIONS_PER_CHUNK
 from ...hyper.space import UnconstrainedSpace
+from ..algorithms.laplace import LARGEST_RESIDUAL
 from ..algorithms.pseudo_observations import explain_powers
 from .failures import check_flat_priors, not_finite_error
 from .fitting_programs import MOST_CURVED, FittingPrograms
@@ -204,6 +205,19 @@ def _diagnose(
     if num_skipped:
         where = ", ".join(f"{len(rows)} of {name!r}" for name, rows in skipped.items())
         messages.append(f"The last step kept the old value of {num_skipped} factors: {where}.")
+    residual, error = (None if x is None else float(x) for x in (info.solver_residual, info.objective_error))
+    if residual is not None and not residual < LARGEST_RESIDUAL:
+        messages.append(
+            f"The conjugate gradients and Krylov spaces of the field ended with a relative residual of {residual:.2g}, "
+            f"where {LARGEST_RESIDUAL:.0e} is needed: modes and log evidence are not to be trusted. Levels that few "
+            "rows tell apart cause it: factorise (space='direct') if memory allows, or give tighter priors."
+        )
+    if error:
+        messages.append(
+            f"The field was solved by conjugate gradients: its log evidence is an estimate by fixed random probes, "
+            f"with a standard error of {error:.2g} that is nearly the same at all hyperparameters, and variances are "
+            "of the same probes."
+        )
     if not bool(info.converged):
         messages.append(
             f"The field did not converge in {num_steps} steps: the largest change of the last one is {max_change:.2g}, "
@@ -220,7 +234,8 @@ def _diagnose(
             f"The hyperparameters did not converge in {learning.num_iterations} steps: the largest derivative is "
             f"{learning.max_gradient:.2g}, the tolerance {options.hyper_tol:.2g}."
         )
-    return Diagnostics(converged, num_steps, trace, max_change, num_skipped, skipped, learning, tuple(messages))
+    found = Diagnostics(converged, num_steps, trace, max_change, num_skipped, skipped, learning, tuple(messages))
+    return found._replace(evidence_error=error)
 
 
 def _flat_sites(reading: LatentGaussianReading) -> list[str]:

@@ -192,7 +192,7 @@ class MarginalModel:
         engine = self.engine
         reading = read_first(
             # What an engine may take into its field besides is left to the sampler.
-            [form.without_joining() for form in engine.forms],
+            [form.without_joining() for form in engine._forms],
             engine.model,
             args,
             kwargs,
