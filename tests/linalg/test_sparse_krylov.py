@@ -48,10 +48,10 @@ def _values(matrix, pattern):
     return matrix[pattern.rows, pattern.columns]
 
 
-def _with_probes(elimination, probes):
+def _with_signs(order, signs):
     """The same order of elimination with other probes."""
-    made = Elimination(elimination.pattern, elimination.leaves, elimination.common, probes.shape[1])
-    vars(made)["probes"] = probes
+    made = Elimination(order.pattern, order.leaves, order.common, signs.shape[1], order.known)
+    vars(made)["probes"] = order.starts(signs)
     return made
 
 
@@ -126,8 +126,8 @@ def test_estimates_have_the_right_means_and_a_standard_error_that_says_how_far_t
     order = find_elimination(pattern, sites, num_probes=8)
     draws, found = np.random.default_rng(3), []
     for _ in range(60):
-        probes = draws.choice([-1.0, 1.0], order.probes.shape)
-        schur = Schur(_with_probes(order, probes), _values(matrix, pattern))
+        signs = draws.choice([-1.0, 1.0], (order.middle.size, 8))
+        schur = Schur(_with_signs(order, signs), _values(matrix, pattern))
         found.append(schur.determinant(with_gradient=True))
     exact = np.linalg.slogdet(matrix)[1]
     assert_close_means(np.array([one.value for one in found]), exact)
@@ -256,3 +256,32 @@ def test_a_point_near_the_solution_gives_digits_of_the_distance():
     exact = 2.0 * np.sqrt(np.asarray(again.map_variance(SparseRows(jnp.array([[3]]), jnp.ones((1, 1)), SIZE)))[0])
     np.testing.assert_allclose(distance * space.scale[3], exact, rtol=1e-9)
     assert residual < 1e-12
+
+
+def test_directions_that_one_factor_can_take_from_another_are_taken_exactly():
+    draws = np.random.default_rng(7)
+    first, second = draws.integers(0, 150, 2000), draws.integers(0, 120, 2000)
+    rows = np.concatenate([np.eye(150)[first], np.eye(120)[second]], axis=1)
+    matrix = 900.0 * rows.T @ rows + np.eye(270)  # of effects that their priors hardly hold
+    pattern = SparsePattern.of(270, *np.nonzero(matrix))
+    order = find_elimination(pattern, [(0, 150), (150, 120)])
+    assert order.known.shape == (120, 1)
+    np.testing.assert_allclose(order.probes @ order.probes.T @ order.known, order.known, atol=1e-12)
+    without = Elimination(pattern, order.leaves, order.common)
+    ours, other = (Schur(one, _values(matrix, pattern)).determinant(with_gradient=False) for one in (order, without))
+    exact = np.linalg.slogdet(matrix)[1]
+    assert abs(ours.value - exact) < 4.0 * ours.standard_error
+    assert ours.standard_error < 0.5 * other.standard_error
+
+
+def test_variances_are_never_below_those_given_all_unknowns_but_one():
+    space = _space(0.6, jnp.asarray(VALUES), True)
+    posterior = space.condition(PRECISION, SHIFT)
+    layout, factor = space.layout, posterior.factor
+    least = 1.0 / np.asarray(factor.values)[layout.pattern.diagonal]
+    # estimates that noise has taken below zero; a column that stands twice in a row adds up
+    rows = SparseRows(jnp.array([[1, 2], [3, 3], [3, 3]]), jnp.array([[1.0, 2.0], [1.0, 1.0], [1.0, -1.0]]), SIZE)
+    found = posterior._corrected(-jnp.ones(3), SparseRows(rows.columns, rows.values * space.scale[rows.columns], SIZE))
+    scales = np.asarray(space.scale)
+    expected = [max(scales[1] ** 2 * least[1], 4.0 * scales[2] ** 2 * least[2]), 2.0 * scales[3] ** 2 * least[3], 0.0]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)

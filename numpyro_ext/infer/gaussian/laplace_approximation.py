@@ -84,10 +84,8 @@ class LaplaceApproximation(Engine):
         return tuple(with_largest_rest(form, _LARGEST_RESTS[self.space]) for form in self.forms)
 
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
-        layout = reading.abstract_form.layout
-        is_iterative = layout is not None and layout.elimination is not None
         for name, potential in zip(reading.factor_names, reading.abstract_form.potentials, strict=True):
-            if is_iterative and not potential.is_log_concave:
+            if reading.has_estimates and not potential.is_log_concave:
                 raise ModelStructureError(
                     f"The factors of site {name!r} ({type(potential).__name__}) are not log-concave, so that the "
                     "precision of the field may be indefinite on the way to the mode, which conjugate gradients do not "

@@ -89,17 +89,28 @@ def find_layout(
         own = (np.arange(size), np.arange(size)) if pattern is None else (pattern.rows, pattern.columns)
         of_prior.append(np.stack(own).astype(np.int64) + start)
     prior_pairs = np.concatenate(of_prior, axis=1)
+    size = int(starts[-1])
     first, second = row_pairs(columns.shape[1])
-    is_pair = is_entry[:, first] & is_entry[:, second]
-    row_entries = np.stack([columns[:, first][is_pair], columns[:, second][is_pair]]).astype(np.int64)
-    other_pairs = [_pairs_of(other) for other in others]
-    rows, other = np.concatenate([prior_pairs, row_entries, *other_pairs], axis=1)
-    whole = SparsePattern.of(int(starts[-1]), rows, other)
-    slots = np.full(is_pair.shape, whole.num_entries, np.int32)
-    slots[is_pair] = whole.positions(*row_entries)
-    of_prior_alone = SparsePattern(whole.size, *prior_pairs)
+    # one pair of entries of all rows after the other: many of them are at few places
+    is_pair, found = [], []
+    for i, j in zip(first, second, strict=True):
+        is_pair.append(is_entry[:, i] & is_entry[:, j])
+        pair = columns[is_pair[-1], i].astype(np.int64), columns[is_pair[-1], j].astype(np.int64)
+        found.append(np.unique(_places(size, *pair), return_inverse=True))
+    of_others = [_places(size, *_pairs_of(other)) for other in others]
+    places = np.unique(np.concatenate([_places(size, *prior_pairs), *(keys for keys, _ in found), *of_others]))
+    whole = SparsePattern.of(size, *np.divmod(places, size))
+    slots = np.full((len(columns), first.size), whole.num_entries, np.int32)
+    for number, (keys, inverse) in enumerate(found):
+        slots[is_pair[number], number] = whole.positions(*np.divmod(keys, size))[inverse]
+    of_prior_alone = SparsePattern(size, *prior_pairs)
     prior_slots = jnp.asarray(whole.positions(*prior_pairs), jnp.int32)
     return SparseLayout(prior_slots, jnp.asarray(slots), whole, of_prior_alone)
+
+
+def _places(size: int, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    """Numbers of entries in the lower triangle of a matrix, row after row."""
+    return np.maximum(i, j) * size + np.minimum(i, j)
 
 
 def _pairs_of(pattern: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ _LARGEST_LEAF = 8
 _MOST_COMMON = 64
 _COMMON_SHARE = 0.25
 """Share of all unknowns that one meets from which on it is a common one."""
+_MOST_KNOWN = 8
 NUM_PROBES = 32
 
 
@@ -97,10 +98,17 @@ class Elimination:
     :param common: shape ``(q,)``.
     :param num_probes: random signs by which log determinants are estimated; ``None`` takes unit vectors in their
         place, as many as the Krylov space has unknowns, with which they are exact.
+    :param known: orthonormal directions that the signs are orthogonal to, which are taken one by one; those of small
+        eigenvalues would give estimates most of their error. Shape ``(m, r)``.
     """
 
     def __init__(
-        self, pattern: SparsePattern, leaves: np.ndarray, common: np.ndarray, num_probes: int | None = NUM_PROBES
+        self,
+        pattern: SparsePattern,
+        leaves: np.ndarray,
+        common: np.ndarray,
+        num_probes: int | None = NUM_PROBES,
+        known: np.ndarray | None = None,
     ) -> None:
         self.pattern = pattern
         self.leaves, self.common = np.asarray(leaves, np.int64), np.asarray(common, np.int64)
@@ -108,10 +116,12 @@ class Elimination:
         is_middle[self.leaves] = is_middle[self.common] = is_middle[-1] = False
         self.middle = np.flatnonzero(is_middle)
         self.num_probes = None if num_probes is None or num_probes >= self.middle.size else num_probes
+        self.known = np.zeros((self.middle.size, 0)) if known is None else known
         content = hashlib.blake2b(pattern.digest, digest_size=16)
         content.update(str((self.leaves.shape, self.common.size, self.num_probes)).encode())
         content.update(self.leaves.tobytes())
         content.update(self.common.tobytes())
+        content.update(np.ascontiguousarray(self.known).tobytes())
         self.digest = content.digest()
 
     def __eq__(self, other: object) -> bool:
@@ -133,11 +143,16 @@ class Elimination:
 
     @cached_property
     def probes(self) -> NDArray[np.float64]:
-        """Starts of the Krylov spaces whose outer products have the mean one, shape ``(m, number)``."""
+        """Starts of Krylov spaces whose outer products add up to one, on average over signs; shape ``(m, number)``."""
         size = self.middle.size
         if self.num_probes is None:
-            return np.sqrt(size) * np.eye(size)
-        return np.random.default_rng(0).choice([-1.0, 1.0], (size, self.num_probes))
+            return np.eye(size)
+        return self.starts(np.random.default_rng(0).choice([-1.0, 1.0], (size, self.num_probes)))
+
+    def starts(self, signs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The known directions, and what signs ``(m, num_probes)`` have beside these."""
+        beside = signs - self.known @ (self.known.T @ signs)
+        return np.concatenate([self.known, beside / np.sqrt(signs.shape[1])], axis=1)
 
     @cached_property
     def plan(self) -> Plan:
@@ -228,7 +243,18 @@ def find_elimination(
     touched = np.concatenate([pattern.rows[off], pattern.columns[off]])
     meets = np.where(is_leaf, 0, np.bincount(touched, minlength=pattern.size))
     order = np.argsort(-meets, kind="stable")[:_MOST_COMMON]
-    return Elimination(pattern, leaves, order[meets[order] > _COMMON_SHARE * pattern.size], num_probes)
+    common = order[meets[order] > _COMMON_SHARE * pattern.size]
+    # sums over the levels of a factor, which those of another one may take the place of
+    site = np.zeros(pattern.size, np.int64)
+    for number, (start, size) in enumerate(sites):
+        site[start : start + size] = number
+    is_middle = ~is_leaf
+    is_middle[common] = False
+    label, found = site[is_middle], np.unique(site[is_middle])[:_MOST_KNOWN]
+    known = np.where(label[:, None] == found, np.sqrt(meets[is_middle])[:, None], 0.0)
+    size = np.linalg.norm(known, axis=0)
+    known = known[:, size > 0.0] / size[size > 0.0]
+    return Elimination(pattern, leaves, common, num_probes, known)
 
 
 def _components(pattern: SparsePattern, mask: np.ndarray) -> np.ndarray:

@@ -156,7 +156,7 @@ class Schur:
         """Log determinant by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017), with the probes of the
         elimination, and the derivative of this estimate."""
         probes = self.elimination.probes
-        m, number = probes.shape
+        m, num_signs = len(probes), self.elimination.num_probes
         value = self.log_leaves + 2.0 * float(np.sum(np.log(self.scale)))
         value += 2.0 * float(np.sum(np.log(np.diagonal(self.common_root))))
         forms, residuals, factors, products = [], [0.0], [np.zeros((m, 0))], [np.zeros((m, 0))]
@@ -168,27 +168,25 @@ class Schur:
                 factors.append(factor)
                 products.append(product)
         each = np.concatenate(forms) if forms else np.zeros(1)
-        value += float(np.mean(each))
-        is_exact = self.elimination.num_probes is None
-        error = 0.0 if is_exact else float(np.std(each, ddof=1) / np.sqrt(number))
+        value += float(np.sum(each))
+        error = 0.0 if num_signs is None else float(np.std(each[-num_signs:], ddof=1) * np.sqrt(num_signs))
         residual, gradient = float(np.max(residuals)), np.zeros(0)
         if with_gradient and np.isfinite(value):
-            gradient = self._inverse(np.concatenate(factors, axis=1), np.concatenate(products, axis=1), number)
+            gradient = self._inverse(np.concatenate(factors, axis=1), np.concatenate(products, axis=1))
         elif with_gradient:
             gradient = np.full(self.elimination.pattern.num_entries, np.nan)
         return Determinant(value, error, residual, gradient)
 
-    def _inverse(self, factor: Floats, product: Floats, number: int) -> Floats:
-        """Derivative by the entries, from that by :math:`A`, ``factor @ factor.T / number``, and ``A @ factor``."""
+    def _inverse(self, factor: Floats, product: Floats) -> Floats:
+        """Derivative by the entries, from that by :math:`A`, ``factor @ factor.T``, and ``A @ factor``."""
         plan = self.plan
         b, n = plan.leaves.shape
         m, q = self.middle_common.shape
-        number = max(number, 1)
         # of log |D| + f(A): the diagonal of the complement is in both
-        own = (1.0 - np.einsum("mr,mr->m", factor, product) / number) / self.scale**2
+        own = (1.0 - np.einsum("mr,mr->m", factor, product)) / self.scale**2
         common = np.linalg.solve(self.common_root, np.eye(q)).T
         by_common = self.solved_common @ common / self.scale[:, None]
-        middle = np.concatenate([factor / (np.sqrt(number) * self.scale[:, None]), by_common], axis=1)
+        middle = np.concatenate([factor / self.scale[:, None], by_common], axis=1)
         # covariance of middle and common unknowns: diag(own) and the product of these factors
         last = np.concatenate([np.zeros((q, factor.shape[1])), -common], axis=1)
         moved = self.rows @ (self.scale[:, None] * middle) + self.leaves_common @ last

@@ -188,6 +188,12 @@ class LatentGaussianReading(ModelReading):
         return (self.data if data is None else data)[-1]
 
     @property
+    def has_estimates(self) -> bool:
+        """True if variances and log determinants of its field are estimates by probes."""
+        layout = self.abstract_form.layout
+        return layout is not None and layout.elimination is not None
+
+    @property
     def num_closed_forms(self) -> int:
         """Number of families of factors with closed forms."""
         return sum(plan.is_closed_form for plan in self.plans)

@@ -31,7 +31,7 @@ from jax import Array, lax
 from ....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior, Space
 from ....linalg.gaussian.prior import is_flat, is_valid_prior
 from ....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
-from ....linalg.gaussian.spaces.sparse_space import SparseSpace
+from ....linalg.gaussian.spaces.sparse_space import SparsePosterior, SparseSpace
 from ....potentials import GaussianPotential
 from ....structure.latent_gaussian import LatentGaussian, joined
 from .fit_info import FitInfo
@@ -156,9 +156,13 @@ def solve_and_hold(
     bound = jnp.maximum(tol, 2.0 * rounding)
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
     held: BorderPosterior | None = None
+    solved: SparsePosterior | None = None
     if isinstance(prior, BorderSpace) and _has_constant_curvature(form):
         state, first, held = _only_step(form, prior, state, rounding)
         trace, count, log_volume = trace.at[0].set(first), jnp.asarray(1), held.log_volume()
+    elif isinstance(prior, SparseSpace) and prior.is_iterative and _has_constant_curvature(form):
+        state, first, solved = _only_solution(form, prior, state)
+        trace, count = trace.at[0].set(first), jnp.asarray(1)
     else:
         state, trace, count, volume = _steps(form, prior, state, trace, bound, rounding)
     value, slope, curvature = derivatives(form, state.predictor)
@@ -168,12 +172,13 @@ def solve_and_hold(
     is_solved = jnp.asarray(True)
     if isinstance(prior, SparseSpace) and prior.is_iterative:
         # decrements are those of Newton's directions if these are solutions: of the last point that is looked at
-        conditioned = prior.condition(curvature, jnp.zeros_like(curvature))
-        log_volume, estimate = conditioned.estimated_log_volume()
-        gradient = joint_gradient(prior, state.coordinates, slope)
-        distance, residual = conditioned.distance_to_mean(gradient)
+        last = solved or prior.condition(curvature, jnp.zeros_like(curvature))
+        log_volume, estimate = last.estimated_log_volume()
+        distance, residual = last.distance_to_mean(joint_gradient(prior, state.coordinates, slope))
         error, residual = 0.5 * estimate.standard_error, jnp.maximum(residual, estimate.residual)
         is_solved = (residual < LARGEST_RESIDUAL) & (distance < jnp.maximum(bound, LARGEST_RESIDUAL))
+        if solved is not None:
+            state = state._replace(gradient_norm=distance)
     elif isinstance(prior, BorderSpace):
         if held is None:
             held = prior.condition(curvature, jnp.zeros_like(curvature))
@@ -216,6 +221,16 @@ def _steps(
     start = state, trace, jnp.asarray(0), jnp.asarray(True), _Volume(infinity, infinity)
     state, trace, count, _, volume = lax.while_loop(proceed, advance, start)
     return state, trace, count, volume
+
+
+def _only_solution(form: LatentGaussian, prior: SparseSpace, state: State) -> tuple[State, Array, SparsePosterior]:
+    """The mode of Gaussian factors by iterations; the log joint density before it, and the conditioning. How near the
+    mode is remains to be seen."""
+    value, slope, curvature = derivatives(form, state.predictor)
+    current = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(state.coordinates, state.coordinates)
+    conditioned = prior.condition(curvature, curvature * state.predictor + slope, state.coordinates)
+    coordinates = conditioned.coordinates
+    return state._replace(coordinates=coordinates, predictor=prior.predictor(coordinates)), current, conditioned
 
 
 def _only_step(

@@ -11,6 +11,9 @@ from ...front.answers.joint_arguments import NotJoined
 
 __all__ = ["ADVICE", "check_contained", "row_places"]
 
+_ESTIMATED = 0.5
+"""Share of a variance by which an estimate with other probes may differ from it."""
+
 ADVICE = "Give the model all inputs at once in run(...), and mask the observations that are to be predicted."
 
 
@@ -74,7 +77,8 @@ def check_contained(reading: LatentGaussianReading, before: Any, after: Any) -> 
     with np.errstate(invalid="ignore"):
         moved = np.abs(new_mean - mean) / (deviation + rounding + np.finfo(mean.dtype).tiny)
         is_moved = ~(np.abs(new_mean - mean) <= tolerance * deviation + rounding)
-        is_other = ~(np.abs(new_variance - variance) <= tolerance * variance + rounding**2)
+        share = _ESTIMATED if reading.has_estimates else tolerance
+        is_other = ~(np.abs(new_variance - variance) <= share * variance + rounding**2)
     is_changed = ~np.isclose(new_factors, factors, rtol=tolerance, atol=tolerance, equal_nan=True).all(0)
     bad = np.flatnonzero(is_moved | is_other | is_changed)
     if not bad.size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -87,8 +87,8 @@ class SparseSpace(_OnlyParallel, OneBlock):
     [1.  1.5] [0.333 0.333 0.5  ]
     """
 
-    design: SparseRows
-    """:math:`X`, of the coordinates :math:`w`."""
+    rows_of_unknowns: SparseRows
+    """:math:`A`."""
     layout: SparseLayout
     scale: Array
     """:math:`s`, shape ``(N,)``."""
@@ -133,12 +133,10 @@ class SparseSpace(_OnlyParallel, OneBlock):
             start += block.size
         precision = jnp.zeros((layout.pattern.num_entries,), dtype)
         precision = precision.at[layout.prior_slots].add(jnp.concatenate(entries).astype(dtype))
-        scale = jnp.concatenate(scales)
-        scaled = SparseRows(design.columns, design.values * scale[design.columns], size, design.bandwidth)
         return cls(
-            scaled,
+            design,
             layout,
-            scale,
+            jnp.concatenate(scales),
             precision,
             total,
             jnp.concatenate(directions, axis=1).astype(dtype) if directions else jnp.zeros((size, 0), dtype),
@@ -146,9 +144,14 @@ class SparseSpace(_OnlyParallel, OneBlock):
             jnp.concatenate(anchors).astype(dtype) if anchors else jnp.zeros((0,), dtype),
         )
 
+    @property
+    def design(self) -> SparseRows:
+        """:math:`X`, of the coordinates :math:`w`."""
+        return _columns_scaled(self.rows_of_unknowns, self.scale)
+
     def predictor(self, coordinates: Array) -> Array:
         """Predictors of shape ``(num_rows,)`` for coordinates :math:`w` of shape ``(1, N)``."""
-        return self.design.matvec(coordinates[0])
+        return self.rows_of_unknowns.matvec(self.unknowns(coordinates))
 
     def unknowns(self, coordinates: Array) -> Array:
         """:math:`e` of shape ``(..., N)`` for ``w`` of shape ``(..., 1, N)``."""
@@ -177,12 +180,14 @@ class SparseSpace(_OnlyParallel, OneBlock):
         :return: the posterior; all nan where it is improper.
         """
         pattern = self.layout.pattern
-        values = self.precision + self.layout.gram(self.design, site_precision)
+        # scales of entries and not of rows, whose products then have no derivative by them
+        scales = self.scale[pattern.rows] * self.scale[pattern.columns]
+        values = self.precision + scales * self.layout.gram(self.rows_of_unknowns, site_precision)
         if self.anchored.size:
             values = values.at[jnp.asarray(pattern.diagonal)[self.anchored]].add(self.anchors)
         elimination = self.layout.elimination
         factor = factorise(pattern, values) if elimination is None else KrylovFactor(values, elimination)
-        shift = self.design.rmatvec(site_shift)
+        shift = self.scale * self.rows_of_unknowns.rmatvec(site_shift)
         number = self.directions.shape[1]
         if not number:
             if isinstance(factor, KrylovFactor) and near is not None:
@@ -352,6 +357,11 @@ class SparsePosterior(_OnlyParallel):
         for part, sign in ((self.removed, -1.0), (self.added, 1.0)):
             if part.shape[1]:
                 variance = variance + sign * jnp.sum(design.matvec(part.T) ** 2, axis=0)
+        if isinstance(self.factor, KrylovFactor) and isinstance(design, SparseRows):
+            # no estimate is below the variance given all unknowns but one
+            least = 1.0 / self.factor.values[self.space.layout.pattern.diagonal]
+            squared = design.squared()
+            variance = jnp.maximum(variance, jnp.max(squared.values * least[squared.columns], axis=1))
         # an island of one node is constrained to zero: what rounding leaves of its variance has either sign
         return jnp.where(jnp.abs(variance) < rounding, 0.0, variance) if self.removed.shape[1] else variance
 
@@ -395,6 +405,14 @@ class SparsePosterior(_OnlyParallel):
 
         found = lax.map(of_rows, chunks)
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:number], found)
+
+
+@overload
+def _columns_scaled(design: SparseRows, scale: Array) -> SparseRows: ...
+
+
+@overload
+def _columns_scaled(design: Design, scale: Array) -> Design: ...
 
 
 def _columns_scaled(design: Design, scale: Array) -> Design:
