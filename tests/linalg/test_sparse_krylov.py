@@ -12,8 +12,7 @@ from jax import random
 from numpyro_ext.linalg.gaussian.conditioning import choose_space, kl_divergence, linear_gaussian
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior
-from numpyro_ext.linalg.gaussian.spaces.sparse_space import block_pattern
-from numpyro_ext.linalg.gaussian.sparse_layout import find_layout
+from numpyro_ext.linalg.gaussian.sparse_layout import block_pattern, find_layout
 from numpyro_ext.linalg.sparse_cholesky import SparsePattern
 from numpyro_ext.linalg.sparse_krylov import Elimination, KrylovFactor, find_elimination
 from numpyro_ext.linalg.sparse_krylov.schur import Schur

@@ -18,8 +18,7 @@ from numpyro_ext.linalg.gaussian.prior import (
     PrecisionPrior,
     SparsePrecisionPrior,
 )
-from numpyro_ext.linalg.gaussian.spaces.sparse_space import block_pattern
-from numpyro_ext.linalg.gaussian.sparse_layout import find_layout
+from numpyro_ext.linalg.gaussian.sparse_layout import block_pattern, find_layout
 from numpyro_ext.linalg.sparse_cholesky import SparsePattern
 from tests.monte_carlo import assert_close_covariance, assert_close_means
 

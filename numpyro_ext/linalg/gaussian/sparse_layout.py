@@ -9,12 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ..cholesky import cholesky, cholesky_inverse, half_log_determinant
 from ..frozen_pytree import frozen_pytree
 from ..sparse_cholesky import SparsePattern
 from ..sparse_krylov import Elimination
 from .design import SparseRows
+from .prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PrecisionPrior, PriorBlock
+from .sparse_prior import SparsePrecisionPrior
 
-__all__ = ["SparseLayout", "find_layout", "row_pairs"]
+__all__ = [
+    "SparseLayout",
+    "block_pattern",
+    "dense_entries",
+    "find_layout",
+    "look_up",
+    "quadratic_of_pairs",
+    "row_pairs",
+]
 
 
 @frozen_pytree
@@ -117,3 +128,47 @@ def _pairs_of(pattern: np.ndarray) -> np.ndarray:
     first, second = row_pairs(pattern.shape[1])
     is_pair = (pattern[:, first] >= 0) & (pattern[:, second] >= 0)
     return np.stack([pattern[:, first][is_pair], pattern[:, second][is_pair]]).astype(np.int64)
+
+
+def block_pattern(block: PriorBlock) -> SparsePattern | None:
+    """Entries of the precision of a prior block, from its kind and shape alone; ``None`` of independent unknowns.
+
+    :raises ValueError: if the block is of low rank.
+    """
+    if isinstance(block, SparsePrecisionPrior):
+        return block.pattern
+    if isinstance(block, DiagonalPrior | FlatPrior):
+        return None
+    if isinstance(block, LowRankPrior):
+        raise ValueError("a prior of low rank has no sparse precision: give its covariance_matrix in a model of maps.")
+    matrix = block.covariance if isinstance(block, CovariancePrior) else block.precision
+    width = matrix.shape[1]
+    i, j = np.tril_indices(width)
+    starts = width * np.arange(block.size // max(width, 1))[:, None]
+    return SparsePattern.of(block.size, (starts + i).reshape(-1), (starts + j).reshape(-1))
+
+
+def dense_entries(block: CovariancePrior | PrecisionPrior) -> tuple[Array, Array]:
+    """Entries of the precision of small correlated blocks as :func:`block_pattern` has them, and half its log
+    determinant."""
+    matrix = block.covariance if isinstance(block, CovariancePrior) else block.precision
+    factor, sign = cholesky(matrix), 1.0
+    if isinstance(block, CovariancePrior):
+        matrix, sign = cholesky_inverse(factor), -1.0
+    entries = jnp.tile(matrix[:, *np.tril_indices(matrix.shape[1])].reshape(-1), block.count)
+    return entries, sign * block.count * half_log_determinant(factor)
+
+
+def look_up(pattern: SparsePattern, i: Array, j: Array) -> tuple[Array, Array]:
+    """Places of entries ``i >= j`` in a pattern, and which of them it has: by bisection within rows, as products of
+    two indices may exceed 32 bits."""
+    pointer = np.searchsorted(pattern.rows, np.arange(pattern.size + 1)).astype(np.int32)
+    columns = jnp.asarray(pattern.columns)
+    low, high = jnp.asarray(pointer)[i], jnp.asarray(pointer)[i + 1]
+    end = high
+    for _ in range(int(np.diff(pointer).max()).bit_length()):
+        middle = (low + high) // 2
+        is_below = (middle < high) & (columns[jnp.minimum(middle, columns.size - 1)] < j)
+        low, high = jnp.where(is_below, middle + 1, low), jnp.where(is_below, high, middle)
+    slots = jnp.minimum(low, columns.size - 1)
+    return slots, (low < end) & (columns[slots] == j)

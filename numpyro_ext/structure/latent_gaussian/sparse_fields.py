@@ -16,8 +16,7 @@ from ...linalg.gaussian.prior import (
     PriorBlock,
     SparsePrecisionPrior,
 )
-from ...linalg.gaussian.spaces.sparse_space import block_pattern
-from ...linalg.gaussian.sparse_layout import SparseLayout, find_layout
+from ...linalg.gaussian.sparse_layout import SparseLayout, block_pattern, find_layout
 from ...linalg.sparse_cholesky import SparsePattern
 from ...linalg.sparse_krylov import find_elimination
 from ..errors import ModelStructureError

@@ -35,12 +35,12 @@ from ....linalg.gaussian.spaces.sparse_space import SparsePosterior, SparseSpace
 from ....potentials import GaussianPotential
 from ....structure.latent_gaussian import LatentGaussian, joined
 from .fit_info import FitInfo
+from .iterated_modes import JudgedMode, judged_mode, only_solution
 from .mode_derivative import at_point, derivatives, evidence_at_mode, joint_gradient
 from .posterior import GaussianPosterior, gaussian_prior
 from .supports import all_positive, may_vanish, sites_within_support
 
 __all__ = [
-    "LARGEST_RESIDUAL",
     "Info",
     "State",
     "init",
@@ -61,8 +61,6 @@ _MOST_CHORDS = 12
 _LEAST_CONTRACTION = 0.2
 _FIRST_CHORD = 0.5
 """Newton's decrement below which such steps are tried."""
-LARGEST_RESIDUAL = 1e-6
-"""Relative residual of a system that counts as solved by iterations."""
 
 
 class State(NamedTuple):
@@ -161,24 +159,20 @@ def solve_and_hold(
         state, first, held = _only_step(form, prior, state, rounding)
         trace, count, log_volume = trace.at[0].set(first), jnp.asarray(1), held.log_volume()
     elif isinstance(prior, SparseSpace) and prior.is_iterative and _has_constant_curvature(form):
-        state, first, solved = _only_solution(form, prior, state)
+        first, solved = only_solution(form, prior, state.coordinates, state.predictor)
+        state = state._replace(coordinates=solved.coordinates, predictor=prior.predictor(solved.coordinates))
         trace, count = trace.at[0].set(first), jnp.asarray(1)
     else:
         state, trace, count, volume = _steps(form, prior, state, trace, bound, rounding)
     value, slope, curvature = derivatives(form, state.predictor)
     objective = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(state.coordinates, state.coordinates)
     objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
-    error = residual = None
-    is_solved = jnp.asarray(True)
+    judged: JudgedMode | None = None
     if isinstance(prior, SparseSpace) and prior.is_iterative:
-        # decrements are those of Newton's directions if these are solutions: of the last point that is looked at
-        last = solved or prior.condition(curvature, jnp.zeros_like(curvature))
-        log_volume, estimate = last.estimated_log_volume()
-        distance, residual = last.distance_to_mean(joint_gradient(prior, state.coordinates, slope))
-        error, residual = 0.5 * estimate.standard_error, jnp.maximum(residual, estimate.residual)
-        is_solved = (residual < LARGEST_RESIDUAL) & (distance < jnp.maximum(bound, LARGEST_RESIDUAL))
+        judged = judged_mode(prior, state.coordinates, slope, curvature, solved)
+        log_volume = judged.log_volume
         if solved is not None:
-            state = state._replace(gradient_norm=distance)
+            state = state._replace(gradient_norm=judged.distance)
     elif isinstance(prior, BorderSpace):
         if held is None:
             held = prior.condition(curvature, jnp.zeros_like(curvature))
@@ -196,10 +190,10 @@ def solve_and_hold(
         # Newton's decrement also vanishes where factors saturate on the way to infinity (separated classes), but then
         # at the rate exp(-1/2) a step, and not quadratically as at a maximum.
         is_proper &= ~(state.gradient_norm > _SLOWEST_DECREASE * state.previous_norm)
-    converged = (state.gradient_norm < bound) & jnp.isfinite(objective) & is_proper & is_solved
+    converged = (state.gradient_norm < bound) & jnp.isfinite(objective) & is_proper
     no_row = jnp.zeros((form.num_rows,), bool)
-    total = objective + log_volume
-    return state, FitInfo(converged, count, trace, state.gradient_norm, no_row, total, error, residual), held
+    info = FitInfo(converged, count, trace, state.gradient_norm, no_row, objective + log_volume)
+    return state, info if judged is None else judged.added_to(info, bound), held
 
 
 def _steps(
@@ -221,16 +215,6 @@ def _steps(
     start = state, trace, jnp.asarray(0), jnp.asarray(True), _Volume(infinity, infinity)
     state, trace, count, _, volume = lax.while_loop(proceed, advance, start)
     return state, trace, count, volume
-
-
-def _only_solution(form: LatentGaussian, prior: SparseSpace, state: State) -> tuple[State, Array, SparsePosterior]:
-    """The mode of Gaussian factors by iterations; the log joint density before it, and the conditioning. How near the
-    mode is remains to be seen."""
-    value, slope, curvature = derivatives(form, state.predictor)
-    current = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(state.coordinates, state.coordinates)
-    conditioned = prior.condition(curvature, curvature * state.predictor + slope, state.coordinates)
-    coordinates = conditioned.coordinates
-    return state._replace(coordinates=coordinates, predictor=prior.predictor(coordinates)), current, conditioned
 
 
 def _only_step(

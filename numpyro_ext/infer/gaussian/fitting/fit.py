@@ -20,7 +20,7 @@ from ...front.running.progress import progress_bar, warn
 from ...front.state import EngineState, Fit, check_init_state, data_digest
 from ...hyper.search import EVALUATIONS_PER_CHUNK
 from ...hyper.space import UnconstrainedSpace
-from ..algorithms.laplace import LARGEST_RESIDUAL
+from ..algorithms.iterated_modes import largest_residual
 from ..algorithms.pseudo_observations import explain_powers
 from .failures import check_flat_priors, not_finite_error
 from .fitting_programs import MOST_CURVED, FittingPrograms
@@ -206,10 +206,10 @@ def _diagnose(
         where = ", ".join(f"{len(rows)} of {name!r}" for name, rows in skipped.items())
         messages.append(f"The last step kept the old value of {num_skipped} factors: {where}.")
     residual, error = (None if x is None else float(x) for x in (info.solver_residual, info.objective_error))
-    if residual is not None and not residual < LARGEST_RESIDUAL:
+    if residual is not None and not residual < (largest := largest_residual(info.solver_residual.dtype)):
         messages.append(
             f"The conjugate gradients and Krylov spaces of the field ended with a relative residual of {residual:.2g}, "
-            f"where {LARGEST_RESIDUAL:.0e} is needed: modes and log evidence are not to be trusted. Levels that few "
+            f"where {largest:.0e} is needed: modes and log evidence are not to be trusted. Levels that few "
             "rows tell apart cause it: factorise (space='direct') if memory allows, or give tighter priors."
         )
     if error:

@@ -9,45 +9,26 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax, random
 
-from ...cholesky import LARGEST_DENSE, cholesky, cholesky_inverse, half_log_determinant, solve_lower
+from ...cholesky import LARGEST_DENSE, cholesky, half_log_determinant, solve_lower
 from ...frozen_pytree import frozen_pytree
-from ...sparse_cholesky import SparseFactor, SparsePattern, factorise
+from ...sparse_cholesky import SparseFactor, factorise
 from ...sparse_cholesky.primitive import multiply
 from ...sparse_krylov import Estimate, KrylovFactor
 from ..design import DenseDesign, Design, SparseRows
 from ..marginals import Marginals, NotSequential, cavity_ratio
-from ..prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PrecisionPrior, PriorBlock
-from ..sparse_layout import SparseLayout, quadratic_of_pairs, row_pairs
+from ..prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior, PriorBlock
+from ..sparse_layout import SparseLayout, dense_entries, look_up, quadratic_of_pairs, row_pairs
 from ..sparse_prior import SparsePrecisionPrior
 from .one_block import OneBlock
 
-__all__ = ["SparsePosterior", "SparseSpace", "block_pattern"]
+__all__ = ["SparsePosterior", "SparseSpace"]
 
 _AT_A_TIME = 64
 """Rows whose variances are found by solves at once."""
 _ROUNDING = 1e3
 """Rounding errors of a variance, in those of one operation, that may be left where a constraint takes all of it."""
-
-
-def block_pattern(block: PriorBlock) -> SparsePattern | None:
-    """Entries of the precision of a prior block, from its kind and shape alone; ``None`` of independent unknowns.
-
-    :raises ValueError: if the block is of low rank.
-    """
-    if isinstance(block, SparsePrecisionPrior):
-        return block.pattern
-    if isinstance(block, DiagonalPrior | FlatPrior):
-        return None
-    if isinstance(block, LowRankPrior):
-        raise ValueError("a prior of low rank has no sparse precision: give its covariance_matrix in a model of maps.")
-    matrix = block.covariance if isinstance(block, CovariancePrior) else block.precision
-    width = matrix.shape[1]
-    i, j = np.tril_indices(width)
-    starts = width * np.arange(block.size // max(width, 1))[:, None]
-    return SparsePattern.of(block.size, (starts + i).reshape(-1), (starts + j).reshape(-1))
 
 
 class _OnlyParallel(NotSequential):
@@ -125,7 +106,7 @@ class SparseSpace(_OnlyParallel, OneBlock):
                 entries.append(0.0 * ones)
                 total += 0.5 * block.size * math.log(2.0 * math.pi)
             elif isinstance(block, CovariancePrior | PrecisionPrior):
-                found, log_determinant = _dense_entries(block)
+                found, log_determinant = dense_entries(block)
                 entries.append(found)
                 total += log_determinant
             else:
@@ -298,7 +279,7 @@ class SparsePosterior(_OnlyParallel):
             return self._variance_by_solves(design)
         first, second = row_pairs(design.columns.shape[1])
         i, j = design.columns[:, first], design.columns[:, second]
-        slots, is_found = _look_up(self.space.layout.pattern, jnp.maximum(i, j), jnp.minimum(i, j))
+        slots, is_found = look_up(self.space.layout.pattern, jnp.maximum(i, j), jnp.minimum(i, j))
         inverse = self._inverse
         is_needed = (design.values[:, first] != 0) & (design.values[:, second] != 0)
 
@@ -419,29 +400,3 @@ def _columns_scaled(design: Design, scale: Array) -> Design:
     if isinstance(design, DenseDesign):
         return DenseDesign(design.matrix * scale)
     return SparseRows(design.columns, design.values * scale[design.columns], design.num_columns, design.bandwidth)
-
-
-def _dense_entries(block: CovariancePrior | PrecisionPrior) -> tuple[Array, Array]:
-    """Entries of the precision of small correlated blocks as :func:`block_pattern` has them, and half its log
-    determinant."""
-    matrix = block.covariance if isinstance(block, CovariancePrior) else block.precision
-    factor, sign = cholesky(matrix), 1.0
-    if isinstance(block, CovariancePrior):
-        matrix, sign = cholesky_inverse(factor), -1.0
-    entries = jnp.tile(matrix[:, *np.tril_indices(matrix.shape[1])].reshape(-1), block.count)
-    return entries, sign * block.count * half_log_determinant(factor)
-
-
-def _look_up(pattern: SparsePattern, i: Array, j: Array) -> tuple[Array, Array]:
-    """Places of entries ``i >= j`` in a pattern, and which of them it has: by bisection within rows, as products of
-    two indices may exceed 32 bits."""
-    pointer = np.searchsorted(pattern.rows, np.arange(pattern.size + 1)).astype(np.int32)
-    columns = jnp.asarray(pattern.columns)
-    low, high = jnp.asarray(pointer)[i], jnp.asarray(pointer)[i + 1]
-    end = high
-    for _ in range(int(np.diff(pointer).max()).bit_length()):
-        middle = (low + high) // 2
-        is_below = (middle < high) & (columns[jnp.minimum(middle, columns.size - 1)] < j)
-        low, high = jnp.where(is_below, middle + 1, low), jnp.where(is_below, high, middle)
-    slots = jnp.minimum(low, columns.size - 1)
-    return slots, (low < end) & (columns[slots] == j)
