@@ -152,6 +152,8 @@ def test_given_scales_give_the_same_mode_to_rounding(capsys):
         np.testing.assert_allclose(ours.posterior[name].sd, dense.posterior[name].sd, rtol=0.02)
     ours.print_summary()
     assert "an estimate by fixed random probes, with a standard error of" in capsys.readouterr().out.replace("\n", " ")
+    with pytest.raises(ValueError, match="space='direct'"):
+        ours.sample_exactly(random.key(2))
     columns = [column[:3] for column in data("logistic")[:3]]
     columns[1] = (columns[1] + 1) % LEVELS[1]
     rates = [e.predict(random.key(1), *columns, family="logistic").probabilities()["y"] for e in (ours, dense)]

@@ -177,6 +177,9 @@ def test_factor_runs_in_compiled_programs_and_has_derivatives():
     scales = jnp.array([1.0, 2.0])
     mapped = jax.vmap(lambda scale: KrylovFactor(scale * values, order).log_determinant)(scales)
     np.testing.assert_allclose(mapped[1] - mapped[0], len(matrix) * np.log(2.0), rtol=1e-12)
+    for answer in (lambda factor: factor.selected_inverse(), lambda factor: factor.half_solve(side)):
+        with pytest.raises(NotImplementedError, match="has no derivative in the values"):
+            jax.grad(lambda values, answer=answer: jnp.sum(answer(KrylovFactor(values, order))))(values)
     single = KrylovFactor(values.astype(jnp.float32), order)
     assert single.log_determinant.dtype == jnp.float32
     np.testing.assert_allclose(single.solve(side.astype(jnp.float32)), np.linalg.solve(matrix, side), rtol=1e-3)

@@ -20,7 +20,7 @@ from . import numeric
 from .analysis import analyse
 from .pattern import SparsePattern
 
-__all__ = ["SparseFactor", "factorise", "multiply"]
+__all__ = ["SparseFactor", "factorise", "multiply", "one_without_derivative"]
 
 
 @frozen_pytree
@@ -72,7 +72,7 @@ class SparseFactor:
         :raises ValueError: if ``z`` has another number of rows.
         """
         values, z = _promoted(self.values, self._checked(z))
-        z = z * _one_without_derivative("SparseFactor.half_solve", values)
+        z = z * one_without_derivative("SparseFactor.half_solve", values)
         # A linear map and its transpose; the first argument only says that the shapes are equal.
         return lax.custom_linear_solve(
             lambda x: x,
@@ -251,7 +251,7 @@ def _selected_inverse_jvp(
 ) -> tuple[Array, Array]:
     values, words = primals
     # Both this map and its transpose, since the factor of the transpose is the same.
-    tangent = tangents[0] * _one_without_derivative("SparseFactor: the derivative of the selected inverse", values)
+    tangent = tangents[0] * one_without_derivative("SparseFactor: the derivative of the selected inverse", values)
 
     def transposed(_: object, y: Array) -> Array:
         # the second derivative of the log determinant is symmetric once entries are counted as often as they occur
@@ -266,7 +266,7 @@ def _selected_inverse_jvp(
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _one_without_derivative(what: str, values: Array) -> Array:
+def one_without_derivative(what: str, values: Array) -> Array:
     """Number 1 as a factor of what has no derivative with respect to ``values``: asking for one is refused."""
     return jnp.ones((), values.dtype)
 
@@ -279,7 +279,7 @@ def _one_without_derivative_jvp(
             f"{what} has no derivative in the values of the matrix: it would need the whole inverse. "
             "jax.lax.stop_gradient(values) says that none is wanted."
         )
-    return _one_without_derivative(what, *primals), jnp.zeros((), primals[0].dtype)
+    return one_without_derivative(what, *primals), jnp.zeros((), primals[0].dtype)
 
 
-_one_without_derivative.defjvp(_one_without_derivative_jvp, symbolic_zeros=True)
+one_without_derivative.defjvp(_one_without_derivative_jvp, symbolic_zeros=True)

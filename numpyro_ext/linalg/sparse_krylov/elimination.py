@@ -225,9 +225,10 @@ def find_elimination(
     :param sites: first unknown and number of unknowns of each site.
     :param num_probes: see :class:`Elimination`.
 
-    >>> pattern = SparsePattern.of(7, [4, 4, 5, 5, 6], [0, 1, 2, 3, 3])
-    >>> find_elimination(pattern, [(0, 4), (4, 3)])
-    Elimination(4 leaves, 3 by products, 0 common)
+    >>> first, second = np.divmod(np.arange(600), 20)  # thirty levels of a factor meet twenty of another one
+    >>> pattern = SparsePattern.of(51, np.append(30 + second, np.full(50, 50)), np.append(first, np.arange(50)))
+    >>> find_elimination(pattern, [(0, 30), (30, 20), (50, 1)])
+    Elimination(30 leaves, 0 by products, 21 common)
     """
     is_leaf, label = np.zeros(pattern.size, bool), np.zeros(0, np.int64)
     for start, size in sorted(sites, key=lambda site: -site[1]):

@@ -14,7 +14,7 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from ..frozen_pytree import frozen_pytree
-from ..sparse_cholesky.primitive import multiply
+from ..sparse_cholesky.primitive import multiply, one_without_derivative
 from .elimination import Elimination
 from .schur import Schur
 
@@ -86,17 +86,20 @@ class KrylovFactor:
         return near + self.solve(b - multiply(self.elimination.pattern, self.values, near))
 
     def half_solve(self, z: Array) -> Array:
-        """Draws whose covariance is the inverse of the matrix, made of white noise.
+        """Draws whose covariance is the inverse of the matrix, made of white noise; derivatives in the values are
+        refused.
 
         :param z: shape (n,) or (n, k).
         :return: of the shape of ``z``.
         """
-        return _call(self.elimination, _draw, z, self.values, z)
+        values = self.values * one_without_derivative("KrylovFactor.half_solve", self.values)
+        return _call(self.elimination, _draw, z, lax.stop_gradient(values), z)
 
     def selected_inverse(self) -> Array:
         """Estimate of the inverse at the entries of the pattern, shape (nnz,): the derivative of that of the log
-        determinant."""
-        return _estimate_and_inverse(self.elimination, lax.stop_gradient(self.values))[1]
+        determinant. A derivative of it is refused."""
+        values = self.values * one_without_derivative("KrylovFactor.selected_inverse", self.values)
+        return _estimate_and_inverse(self.elimination, lax.stop_gradient(values))[1]
 
 
 # ---- calls of the host: NumPy in and out, since JAX inside a callback may wait for itself ----

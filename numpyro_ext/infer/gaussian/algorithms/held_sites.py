@@ -189,6 +189,11 @@ def _check(form: LatentGaussian) -> None:
             f"factor, which is made of up to {LARGEST_LOW_RANK}. Sample the inducing values in the model, from which "
             "the field is computed, or use NUTS."
         )
+    if form.layout is not None and form.layout.elimination is not None:
+        raise ValueError(
+            "The field is solved by iterations, whose variances are estimates without derivatives, and coordinates "
+            "made from a fit need these. Fit with space='direct', or use NUTS."
+        )
     if any(getattr(block, "is_constrained", False) for block in form.prior):
         raise ValueError(
             "A sparse field that is conditioned on sums of zero has no map from as many normal numbers as it has "

@@ -59,6 +59,7 @@ class SparseSpace(_OnlyParallel, OneBlock):
     Then :math:`H + c S S^T` is factorised, where :math:`S` picks as many unknowns as there are directions; what that
     adds is taken off again, exactly, on the subspace.
 
+    >>> import numpy as np
     >>> from numpyro_ext.linalg.gaussian.sparse_layout import find_layout
     >>> rows = SparseRows(jnp.array([[0], [0], [1]]), jnp.ones((3, 1)), 2)
     >>> layout = find_layout([None], [2], np.array([[0], [0], [1]]), np.ones((3, 1), bool))
