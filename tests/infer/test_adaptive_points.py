@@ -13,7 +13,7 @@ from scipy.special import gammaln, logsumexp
 from scipy.stats import chi, halfcauchy, halfnorm, norm
 
 from numpyro_ext.infer import EP
-from numpyro_ext.infer.gaussian.integration.judgement import judge_points, judge_ratios
+from numpyro_ext.infer.gaussian.integration.judgement import highest_above_mode, judge_points, judge_ratios
 from numpyro_ext.infer.hyper.adaptive import follow
 
 KEY = jax.random.key(0)
@@ -47,9 +47,11 @@ def test_a_density_that_cannot_be_followed_is_said():
 
 
 def test_a_point_above_the_mode_is_said():
-    (message,) = judge_points(np.array([0.0, -1.0, 0.5]), None, ("scale",))
-    assert "0.5 above that of the mode" in message and "several modes. Use num_restarts or other init" in message
-    assert judge_points(np.array([0.0, -1.0, 0.05]), None, ("scale",)) == ()
+    heights = np.array([0.0, -np.inf, np.nan, 0.5])
+    assert highest_above_mode(heights) == 3 and highest_above_mode(np.array([0.0, -1.0, 0.05])) is None
+    (message,) = judge_points(np.zeros(3), None, ("scale",), 0.5)
+    assert "0.5 above the mode" in message and "several modes. Use num_restarts or other init" in message
+    assert judge_points(np.zeros(3), None, ("scale",)) == ()
 
 
 GROUP, OTHER = np.arange(24) % 6, np.arange(24) // 8
@@ -104,9 +106,8 @@ def test_three_scales_against_quadrature():
 SIGMA = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
 
 
-def fitted_schools(y, prior_scale, **options):
-    """EP on the effects of eight schools, which has converged with the scale that quadrature finds; and the log
-    evidence by quadrature."""
+def run_schools(y, prior_scale, **options):
+    """EP on the effects of eight schools; log evidence, and mean and standard deviation of the scale, by quadrature."""
 
     def schools(y):
         mu, tau = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("tau", dist.HalfCauchy(prior_scale))
@@ -123,10 +124,16 @@ def fitted_schools(y, prior_scale, **options):
     sd = np.sqrt(weights @ (np.exp(grid) - mean) ** 2)
     engine = EP(schools, progress_bar=False, **options)
     engine.run(KEY, y)
+    return engine, (total + np.log(grid[1] - grid[0]), mean, sd)
+
+
+def fitted_schools(y, prior_scale, sd_tolerance=0.05, **options):
+    """EP, which has converged with the scale that quadrature finds; and the log evidence by quadrature."""
+    engine, (evidence, mean, sd) = run_schools(y, prior_scale, **options)
     assert engine.diagnostics.converged and engine.diagnostics.messages == ()
     tau = engine.hyper["tau"]
-    assert abs(float(tau.mean) - mean) < 0.1 * sd and abs(float(tau.sd) / sd - 1.0) < 0.05
-    return engine, total + np.log(grid[1] - grid[0])
+    assert abs(float(tau.mean) - mean) < 0.1 * sd and abs(float(tau.sd) / sd - 1.0) < sd_tolerance
+    return engine, evidence
 
 
 @pytest.mark.thorough
@@ -203,3 +210,24 @@ def test_a_search_goes_on_from_a_point_above_its_mode():
     """The search ends in the lower of two modes, at a scale near zero; a point of the lattice is above it."""
     engine, evidence = fitted_schools(np.array([28.0, 8, -3, 7, -1, 1, 18, 120]), 1.0)
     assert abs(engine.log_evidence - evidence) < 0.05
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("last", "prior_scale"), [(120.0, 1.0), (400.0, 0.1)])
+def test_a_search_goes_on_from_a_point_that_is_none_of_the_design(last, prior_scale):
+    """A probe on an axis, or a look further out, is above the lower of two modes, and no point of the design is."""
+    y = np.array([28.0, 8, -3, 7, -1, 1, 18, last])
+    # half normal densities on each side of the mode are not quite the shape of this one
+    engine, evidence = fitted_schools(y, prior_scale, sd_tolerance=0.2, integrate="ccd")
+    assert abs(engine.log_evidence - evidence) < 0.05
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("integrate", ["normal", "ccd"])
+def test_a_density_with_mass_far_from_its_mode_is_warned_of(integrate):
+    y = np.array([28.0, 8, -3, 7, -1, 1, 18, 60])
+    with pytest.warns(UserWarning, match="goes on far from its mode.*'tau'.*integrate='adaptive'"):
+        engine, (_, _, sd) = run_schools(y, 0.1, integrate=integrate)
+    assert not engine.diagnostics.converged
+    assert float(engine.hyper["tau"].sd) < 0.5 * sd  # which would have been told as converged
+    fitted_schools(y, 0.1)

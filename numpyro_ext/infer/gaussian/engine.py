@@ -43,7 +43,7 @@ from .run import GaussianRun
 
 __all__ = ["Engine", "GaussianOptions"]
 
-_MOST_CLIMBS = 2  # searches that begin at a point of the design above the mode of the last one
+_MOST_CLIMBS = 2  # searches that begin at a point above the mode of the last one
 
 
 class GaussianOptions(EngineOptions, total=False):

@@ -19,7 +19,16 @@ from ...hyper.skewed_normal import NUM_NORMAL_POINTS, SkewedNormal, skewed_norma
 from ...hyper.space import UnconstrainedSpace
 from ..fitting.costs import FIT_COSTS
 from ..fitting.point_fit import PointFit
-from .judgement import LARGEST_RISE, bent_message, judge_normal, judge_points, judge_ratios, opposite_mode
+from .judgement import (
+    LARGEST_RISE,
+    bent_message,
+    highest_above_mode,
+    judge_normal,
+    judge_points,
+    judge_ratios,
+    judge_tails,
+    opposite_mode,
+)
 from .surroundings import NoDesign, Surroundings
 
 __all__ = [
@@ -48,6 +57,8 @@ _LITTLE_MASS = 0.01
 of."""
 _LARGEST_FALL = 5.0
 """Fall of the log density on both sides of an axis, to where that of a normal density has fallen by one."""
+_FAR = 4.5
+"""Deviations from the mode at which the density of a design that does not follow it is looked at."""
 _LEAST_REACH = 3.0
 """By how much the log density has to fall to where a lattice is cut, for what is cut to be little."""
 
@@ -161,20 +172,27 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     if name in ("adaptive", "normal"):
         around = around.turned()
     factor, parts = around.factor, list[PointFit]()
-    known = KnownPoints()
+    known, looked = KnownPoints(), list[tuple[np.ndarray, np.ndarray]]()
+
+    def heights(points: np.ndarray, found: PointFit) -> tuple[PointFit, np.ndarray]:
+        found = without_false_peaks(found, looked[0][1][0] if looked else found.objective[0])
+        looked.append((points, np.where(np.isfinite(found.objective), found.objective, -np.inf)))
+        return found, looked[-1][1]
 
     def evaluate(points: np.ndarray) -> np.ndarray:
-        found = around.fits(points, known=known)
-        parts.append(without_false_peaks(found, parts[0].objective[0] if parts else found.objective[0]))
-        return np.where(np.isfinite(parts[-1].objective), parts[-1].objective, -np.inf)
+        found, values = heights(points, around.fits(points, known=known))
+        parts.append(found)
+        return values
+
+    def briefly(points: np.ndarray, states: object) -> PointFit:
+        return heights(points, around.fits(points, states, FEW_DIGITS, with_marginals=False))[0]
 
     spread: PointFit | None = None
 
     def evaluate_last(points: np.ndarray) -> np.ndarray:
         nonlocal spread
-        spread = around.fits(points, known.states_at(points), FEW_DIGITS, with_marginals=False)
-        spread = without_false_peaks(spread, parts[0].objective[0])
-        return np.where(np.isfinite(spread.objective), spread.objective, -np.inf)
+        spread = briefly(points, known.states_at(points))
+        return looked[-1][1]
 
     def slopes(points: np.ndarray) -> np.ndarray:
         return around.slopes(around.fits(points, tol=FEW_DIGITS, with_marginals=False, with_gradient=True))
@@ -195,7 +213,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         with np.errstate(divide="ignore"):  # of points without mass
             design, chosen = Design(followed.points, np.log(followed.weights)), followed.chosen
     elif name == "ccd":
-        probes = evaluate(_on_axes(size))
+        probes = evaluate(_on_axes(size, PROBE))
         falls = (probes[0] - probes[1:]).reshape(2, size)
         is_bent = bool(np.any(np.min(falls, axis=0) > _LARGEST_FALL))
         design = stretch(central_composite(size), falls)
@@ -214,7 +232,16 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         mode = np.asarray(around.fit.last_state.values)
         brief = partial(around.fits_of, tol=FEW_DIGITS, with_marginals=False)
         opposite = opposite_mode(around.space, mode, brief, fits.objective[0])
-    messages = judge_points(fits.objective, cut, around.space.names)
+    far: PointFit | None = None
+    is_cheap = 0 < size <= _MOST_ADAPTIVE and around.num_rows <= MANY_ROWS
+    if name in ("ccd", "normal") and is_cheap:  # of others points follow the density
+        far = briefly(_on_axes(size, _FAR)[1:], None)  # where what is known predicts nothing
+    points, found_heights = (np.concatenate(found) for found in zip(*looked, strict=True))
+    highest = highest_above_mode(found_heights)
+    higher, rise = None, None
+    if highest is not None:
+        higher, rise = around.place(points[[highest]])[0], float(found_heights[highest] - found_heights[0])
+    messages = judge_points(fits.objective, cut, around.space.names, rise)
     is_followed = True
     if followed is not None:
         said = judge_ratios(followed.log_ratios)
@@ -251,12 +278,12 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         weights = np.exp(log_masses - log_evidence)
     if opposite is not None:
         messages += opposite.message(around.place(design.points), around.cell(math.sqrt(12.0)), log_evidence)
-    least = fits.objective[0] + LARGEST_RISE
-    fits = jax.tree.map(lambda leaf: leaf[chosen], fits)
-    best = int(np.argmax(np.where(np.isfinite(fits.objective), fits.objective, -np.inf)))
-    values = around.place(design.points)
+    mode, fits = fits.objective[0], jax.tree.map(lambda leaf: leaf[chosen], fits)
     # Rounding must not be visible where probabilities are asked to sum to one.
     weights = weights / weights.sum()
+    if far is not None and higher is None:
+        said = judge_tails(far, mode, fits, weights)
+        is_followed, messages = is_followed and not said, (*messages, *said)
     unfinished = ~np.asarray(fits.converged)
     share = float(weights[unfinished].sum())
     if share > _LITTLE_MASS:
@@ -267,7 +294,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         )
     return Exploration(
         design.points,
-        values,
+        around.place(design.points),
         weights,
         design.log_volumes,
         fits,
@@ -281,14 +308,13 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         spread=spread,
         nearly_normal=nearly_normal,
         error=error,
-        higher=values[best] if fits.objective[best] > least else None,
+        higher=higher,
     )
 
 
-def _on_axes(size: int) -> np.ndarray:
-    """The centre, and a point on the positive and the negative side of each axis, where a normal density falls by
-    one."""
-    steps = PROBE * np.eye(size)
+def _on_axes(size: int, distance: float) -> np.ndarray:
+    """The centre, and a point on the positive and the negative side of each axis."""
+    steps = distance * np.eye(size)
     return np.concatenate([np.zeros((1, size)), steps, -steps])
 
 

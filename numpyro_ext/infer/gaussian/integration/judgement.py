@@ -13,7 +13,16 @@ from ...hyper.adaptive import effective_share
 from ...hyper.space import UnconstrainedSpace
 from ..fitting.point_fit import PointFit
 
-__all__ = ["LARGEST_RISE", "bent_message", "judge_normal", "judge_points", "judge_ratios", "opposite_mode"]
+__all__ = [
+    "LARGEST_RISE",
+    "bent_message",
+    "highest_above_mode",
+    "judge_normal",
+    "judge_points",
+    "judge_ratios",
+    "judge_tails",
+    "opposite_mode",
+]
 
 LARGEST_RISE = 0.1
 """Rise of the log density above the mode that says that there is another mode."""
@@ -21,6 +30,8 @@ _LEAST_SHARE = 0.5
 """Effective share of importance weights below which hyperparameters are not as their density was taken to be."""
 _NORMAL_SHARE = 0.8
 """The same where k-hat, by 64 weights, is too large as well."""
+_WIDTH_OF_TAIL, _LARGEST_TAIL = 2.0, 0.25
+"""Deviations for which a look far out on an axis stands, and the share of a variance that may lie there."""
 _LEAST_FALL_OF_MODE, _LEAST_VALLEY = 7.0, 1.0
 """By how much another mode may be lower to be told, and how deep the valley is that makes it one, in logarithm."""
 
@@ -128,8 +139,48 @@ def judge_normal(log_weights: np.ndarray, is_the_only_one: bool) -> tuple[str, .
     )
 
 
-def judge_points(objective: np.ndarray, cut: float | None, names: Sequence[str]) -> tuple[str, ...]:
-    """Messages on fits at points, of a lattice that was cut where the log density had fallen by so much."""
+def judge_tails(far: PointFit, mode: Any, fits: PointFit, weights: np.ndarray) -> tuple[str, ...]:
+    """Messages on hyperparameters whose density goes on far out on an axis, where no point of a design is.
+
+    :param PointFit far: fits there.
+    :param mode: log density at the mode.
+    :param PointFit fits: those at the points of the design.
+    :param weights: masses of these, shape ``(n,)``.
+    """
+    fall = np.where(np.isfinite(far.objective), np.minimum(far.objective - mode, 0.0), -np.inf)
+    masses = _WIDTH_OF_TAIL / np.sqrt(2.0 * np.pi) * np.exp(fall)
+    missing = {}
+    for name in fits.hyper:
+        values, there = (np.asarray(part).reshape(len(part), -1) for part in (fits.hyper[name], far.hyper[name]))
+        mean = weights @ values
+        variance = weights @ np.square(values - mean)
+        added = np.max(masses[:, None] * np.square(there - mean), axis=0)
+        if np.any(added > _LARGEST_TAIL * variance):
+            missing[name] = float(np.max(np.sqrt(1.0 + added / variance), where=variance > 0.0, initial=1.0))
+    if not missing:
+        return ()
+    names = ", ".join(f"{name!r} ({ratio:.2g} times as large)" for name, ratio in missing.items())
+    return (
+        "The density of the hyperparameters goes on far from its mode, where no points are: the standard deviation of "
+        f"{names} is larger than what is told. Take integrate='adaptive' (or 'auto'), 'grid' for up to four of them, "
+        "or give a prior with lighter tails.",
+    )
+
+
+def highest_above_mode(heights: np.ndarray) -> int | None:
+    """Index of the highest of some log densities, if it stands so far above the first, which is that of the mode, that
+    there is another mode."""
+    best = int(np.argmax(np.where(np.isfinite(heights), heights, -np.inf)))
+    return best if heights[best] > heights[0] + LARGEST_RISE else None
+
+
+def judge_points(
+    objective: np.ndarray, cut: float | None, names: Sequence[str], rise: float | None = None
+) -> tuple[str, ...]:
+    """Messages on fits at points, of a lattice that was cut where the log density had fallen by so much.
+
+    :param rise: of a point above the mode, whether or not of these, if there is one.
+    """
     messages = []
     failed = int(np.sum(~np.isfinite(objective)))
     if failed:
@@ -137,10 +188,9 @@ def judge_points(objective: np.ndarray, cut: float | None, names: Sequence[str])
             f"At {failed} of {objective.size} points of the hyperparameters the evidence is not finite, or that of a "
             "field that did not converge and larger than at the mode; they are left out."
         )
-    rise = float(np.max(objective, initial=-np.inf, where=np.isfinite(objective)) - objective[0])
-    if rise > LARGEST_RISE:
+    if rise is not None:
         messages.append(
-            f"A point of the design has a log density {rise:.2g} above that of the mode: the search ended too "
+            f"A point at which the field was fitted has a log density {rise:.2g} above the mode: the search ended too "
             "early, or there are several modes. Use num_restarts or other init_values."
         )
     if cut is not None:
