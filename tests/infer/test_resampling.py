@@ -123,8 +123,8 @@ def spread(y):
     "engine, integrate", [*thorough((LaplaceApproximation, "grid"), (LaplaceApproximation, "ccd")), (EP, "normal")]
 )
 def test_hyperparameters_are_weighted_with_the_field(engine, integrate):
-    """The density of the scale is skewed: as a normal one with a width for each side, it moves the field by a tenth of
-    a deviation (with one width by a quarter)."""
+    """The density of the scale is skewed, which a normal one with skewness follows: with one width the field moved by a
+    quarter of a deviation."""
     y = np.array([0, 0, 1])
     u, level = np.linspace(-12, 4, 801)[:, None], np.linspace(-12, 5, 801)
     scale = np.exp(u)
@@ -134,18 +134,17 @@ def test_hyperparameters_are_weighted_with_the_field(engine, integrate):
     weights /= weights.sum()
     mean = np.sum(weights * level)
     sd = np.sqrt(np.sum(weights * (level - mean) ** 2))
-    if integrate == "normal":
-        with pytest.warns(UserWarning, match="The density of the hyperparameters is not normal"):
-            fitted = run(engine, spread, y, integrate=integrate, num_samples=4000)
-    else:
-        fitted = run(engine, spread, y, integrate=integrate, num_samples=4000)
-    plain, better = (fitted.get_samples(resample=how) for how in (None, "psis"))
+    fitted = run(engine, spread, y, integrate=integrate, num_samples=4000)
+    plain = fitted.get_samples()
+    gap = abs(plain["level"].mean() - mean) / sd
+    if integrate == "normal":  # lighter in its tails, which the weights tell
+        assert gap < 0.15
+        with pytest.warns(UserWarning, match="The importance weights of draws .* cannot hold: Pareto k-hat"):
+            fitted.get_samples(resample="psis")
+        return
+    better = fitted.get_samples(resample="psis")
     np.testing.assert_allclose(better["rate"], np.exp(better["level"]), rtol=1e-5)
-    gaps = [abs(draws["level"].mean() - mean) / sd for draws in (plain, better)]
-    if integrate == "normal":
-        assert gaps[1] < 0.08 and gaps[0] < 0.15, gaps
-    else:
-        assert gaps[1] < 0.6 * gaps[0], gaps
+    assert abs(better["level"].mean() - mean) / sd < 0.6 * gap
     np.testing.assert_allclose(better["level"].std(), sd, rtol=0.1)
 
 
