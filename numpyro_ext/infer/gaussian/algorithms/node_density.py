@@ -22,19 +22,16 @@ _LEAST = -700.0
 
 
 @functools.cache
-def _to_fine(num_nodes: int) -> np.ndarray:
-    """Matrix from values at nodes to cubics through the four nearest ones, at fine steps."""
-    places = np.arange((num_nodes - 1) * _FINER + 1) / _FINER
-    return np.stack([_cubic_weights(place, num_nodes) for place in places])
-
-
-def _cubic_weights(place: float, num_nodes: int) -> np.ndarray:
-    first = int(np.clip(np.floor(place) - 1, 0, num_nodes - 4))
-    nodes, out = first + np.arange(4), np.zeros(num_nodes)
-    for node in nodes:
-        others = nodes[nodes != node]
-        out[node] = np.prod((place - others) / (node - others))
-    return out
+def _cubics(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The four nodes of each step of a lattice, ``(n - 1, 4)``, and their weights in the cubic through them at the
+    beginnings of its fine steps, ``(n - 1, 8, 4)``."""
+    nodes = np.clip(np.arange(num_nodes - 1) - 1, 0, num_nodes - 4)[:, None] + np.arange(4)
+    places = (np.arange(num_nodes - 1)[:, None] + np.arange(_FINER) / _FINER)[:, :, None]
+    weights = np.ones((*places.shape[:2], 4))
+    for k in range(4):
+        for other in {0, 1, 2, 3} - {k}:
+            weights[:, :, k] *= ((places - nodes[:, None, [other]]) / (k - other))[:, :, 0]
+    return nodes, weights
 
 
 def _weights_at(place: Array, num_nodes: int) -> Array:
@@ -59,15 +56,17 @@ def quantiles(log_density: Array, probability: Array) -> Array:
     """
     num_steps = log_density.shape[0] - 1
     log_density = jnp.maximum(log_density - jnp.max(log_density), _LEAST)
-    density = jnp.exp(jnp.asarray(_to_fine(num_steps + 1), log_density.dtype) @ log_density)
-    ends = density[::_FINER]
-    inner = jnp.sum(density[:-1].reshape(num_steps, _FINER), 1)
+    nodes, weights = _cubics(num_steps + 1)
+    nearest = log_density[nodes]
+    of_steps = sum(jnp.asarray(weights[:, :, k], nearest.dtype) * nearest[:, k, None] for k in range(4))
+    within, ends = jnp.exp(jnp.asarray(of_steps)), jnp.exp(log_density)
+    inner = jnp.sum(within, 1)
     mass = jnp.append(0.0, jnp.cumsum(inner + 0.5 * (ends[1:] - ends[:-1])))
     wanted = probability * mass[-1]
     step = jnp.clip(jnp.searchsorted(mass, wanted) - 1, 0, num_steps - 1)
     wanted = wanted - mass[step]
 
-    fine = density[step[..., None] * _FINER + np.arange(_FINER + 1)]
+    fine = jnp.append(within[step], ends[step + 1][..., None], axis=-1)
     masses = jnp.cumsum(0.5 * (fine[..., 1:] + fine[..., :-1]), -1)
     cell = jnp.sum(masses[..., :-1] < wanted[..., None], -1)
 
