@@ -18,7 +18,9 @@ from scipy.stats import norm, poisson
 
 from numpyro_ext.compilation import store
 from numpyro_ext.infer import AdaptiveQuadrature, Quadrature
+from numpyro_ext.infer.gaussian.algorithms import column_sums
 from numpyro_ext.infer.gaussian.algorithms.shared_columns import SharedColumns
+from numpyro_ext.infer.gaussian.fitting import costs, fitting_programs
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError
 from tests.compilations import compiled_programs
@@ -136,6 +138,58 @@ def test_information_is_the_hessian_of_the_evidence(regression):
 
     expected, found = both(values)
     np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+@pytest.mark.thorough
+def test_the_gradient_is_that_of_the_evidence(regression):
+    """Of complete data as they are expected, against autodiff of the evidence."""
+    shared, values, form_fn = regression
+    expected = jax.jit(jax.value_and_grad(lambda x: shared.log_evidence(form_fn(x), shared.init(form_fn(values)))))
+    value, slope = expected(values)
+
+    @jax.jit
+    def held(x):
+        state, info, found = shared.solve_and_hold(form_fn(x), shared.init(form_fn(x)), num_steps=1, tol=1e-8)
+        return info.objective, jax.grad(lambda y: shared.held_evidence(form_fn(y), state, found))(x)
+
+    found = held(values)
+    np.testing.assert_allclose(found[0], value, rtol=1e-13)
+    np.testing.assert_allclose(found[1], slope, atol=1e-9)
+
+
+def test_sums_over_blocks_are_the_same_in_chunks(monkeypatch):
+    """Thirteen blocks of two families with gaps, of which the last of three chunks has two that are padding."""
+    generator, (blocks, nodes) = np.random.default_rng(4), (13, jnp.linspace(-8.0, 8.0, 9))
+    tables = tuple(jax.nn.log_softmax(generator.normal(size=shape), axis=0) for shape in ((2, 3, 9), (4, 2, 9)))
+    labels = tuple(jnp.asarray(generator.integers(0, len(table), (blocks, table.shape[1]))) for table in tables)
+    observed = tuple(jnp.asarray(generator.random(label.shape) < 0.7) for label in labels)
+    some = column_sums.Blocks(labels, observed, generator.normal(size=blocks), generator.gamma(2.0, size=blocks))
+
+    def both():
+        sums = column_sums.log_sums(tables, some, nodes, jnp.log(2.0), (1, 2))
+        return sums, column_sums.expected(tables, some, nodes, jnp.log(2.0))
+
+    whole = both()
+    monkeypatch.setattr(column_sums, "_LARGEST_CHUNK", 5 * nodes.size)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), both(), whole)
+    np.testing.assert_allclose(whole[0][:, 0], whole[1][0], rtol=1e-12)
+    # every answer is one of the outcomes at one of the nodes
+    assert float(sum(jnp.sum(n) for n in whole[1][1].answers)) == pytest.approx(float(sum(map(jnp.sum, observed))))
+
+
+@pytest.mark.thorough
+def test_a_search_whose_evaluations_are_programs_of_their_own_is_the_same(monkeypatch):
+    def fitted(most):
+        monkeypatch.setattr(fitting_programs, "_MOST_QUICK_NUMBERS", most)
+        monkeypatch.setattr(costs, "_MOST_SMALL_ROWS", 0)
+        store.clear()
+        engine = AdaptiveQuadrature(two_parameter_logistic)
+        engine.run(jax.random.key(0), _answers())
+        assert engine._run.programs._evaluates_apart is (most == 0)
+        assert engine.diagnostics.converged
+        return {name: (value.mean, value.sd) for name, value in engine.hyper.items()}, engine.posterior["trait"].mean
+
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), fitted(0), fitted(10**9))
 
 
 @pytest.mark.thorough

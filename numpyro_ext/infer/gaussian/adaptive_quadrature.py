@@ -36,6 +36,8 @@ _NEGLIGIBLE, _WORTH_A_WORD, _MOST_NODES = 1e-4, 1e-3, 4000.0
 _ROUNDINGS = 4.0
 """Units in the last place by which the log evidence of a block may be off."""
 _NUM_PROBES, _SPREAD = 2, 0.3
+_MOST_QUICK_NUMBERS = 250_000
+"""Numbers in an evaluation up to which the last one, by a finer rule, is compiled as quickly as may be."""
 
 
 class AdaptiveQuadrature(Engine):
@@ -149,17 +151,18 @@ def quadrature_error(
     :param state: of the fit there.
     """
     form = reading.compiled_form(hyper)
-    error, rounding = shared(_change, algorithm)(form, state)
+    work = algorithm.numbers_in_evaluation(reading.abstract_form)
+    error, rounding = shared(_change, algorithm, work is not None and work <= _MOST_QUICK_NUMBERS)(form, state)
     return float(error), float(rounding), algorithm.nodes_of(form)
 
 
-def _change(algorithm: Any) -> Callable[..., tuple[Array, Array]]:
+def _change(algorithm: Any, is_small: bool) -> Callable[..., tuple[Array, Array]]:
     def change(form: LatentGaussian, state: object) -> tuple[Array, Array]:
         coarse, fine = algorithm.with_finer_rule(form, state)
         rounding = _ROUNDINGS * jnp.finfo(fine.dtype).eps * jnp.sum(1.0 + jnp.abs(fine))
         return jnp.sum(jnp.abs(fine - coarse)), rounding
 
-    return quick_jit(change)
+    return quick_jit(change, is_small=is_small)
 
 
 def _probes(reading: LatentGaussianReading) -> list[LatentGaussian]:

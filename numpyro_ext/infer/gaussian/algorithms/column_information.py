@@ -24,9 +24,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from .column_sums import Blocks, Expected, joint_log_density
+
 __all__ = ["Columns", "LogProbabilities", "second_derivatives"]
 
-_BLOCKS_AT_A_TIME = 500
+_BLOCKS_AT_A_TIME = 250
 """Blocks whose second moments are summed at a time; as many are a sample of all for a rough estimate."""
 _NO_MASS = 1e-16
 """Posterior mass at which a node is left out of second moments."""
@@ -52,7 +54,7 @@ LogProbabilities = Callable[[Array, tuple[Array, ...]], Array]
 
 
 class _Scores(NamedTuple):
-    """Derivatives of the log probabilities of one family, by the predictor and by each parameter."""
+    """Derivatives of the log probabilities of one family, by the predictor and by each parameter; or of priors."""
 
     first: Array
     """Shape ``(K, Q, G, m)``."""
@@ -64,9 +66,9 @@ def second_derivatives(
     columns_fn: Callable[[Array], Columns],
     values: Array,
     nodes: Array,
-    weights: Array,
-    labels: tuple[Array, ...],
-    observed: tuple[Array, ...] | None,
+    tables: tuple[Array, ...],
+    blocks: Blocks,
+    found: Expected,
     log_probabilities: tuple[LogProbabilities, ...],
     *,
     has_prior_parameters: bool,
@@ -78,39 +80,37 @@ def second_derivatives(
     :param columns_fn: parameters of the columns at hyperparameters.
     :param values: hyperparameters, unconstrained, shape ``(d,)``.
     :param nodes: shape ``(Q,)``.
-    :param weights: posterior masses of the nodes, shape ``(B, Q)``.
-    :param labels: outcomes of each family, shape ``(B, G)`` each.
-    :param observed: masks of these, if there are gaps.
+    :param tables: log probabilities of the outcomes of each family, shape ``(K, G, Q)`` each.
+    :param Blocks blocks: the blocks.
+    :param Expected found: what is expected of their complete data.
     :param log_probabilities: of the outcomes of each family.
     :param bool has_prior_parameters: whether locations and variances of blocks depend on hyperparameters.
     :param bool is_rough: whether the second sum is estimated from a few hundred blocks.
     """
     columns = columns_fn(values)
     parts = [_scores(columns, k, nodes, function) for k, function in enumerate(log_probabilities)]
-    prior = _prior_scores(columns, nodes) if has_prior_parameters else None
+    prior = _expected_prior_scores(blocks.variance, found) if has_prior_parameters else None
     bends, linear = [], []
     for k, part in enumerate(parts):
-        is_outcome = labels[k][:, None, :] == jnp.arange(part.first.shape[0])[:, None]
-        if observed is not None:
-            is_outcome &= observed[k][:, None, :]
-        counts = jnp.einsum("bkg,bq->kqg", is_outcome.astype(weights.dtype), weights)
+        outcomes = found.outcomes[k].reshape(-1, part.first.shape[2], nodes.size).swapaxes(1, 2)  # (K - 1, Q, G)
+        # the first outcome is what all others are counted from
+        counts = jnp.concatenate([found.answers[k].T[None] - jnp.sum(outcomes, axis=0), outcomes])
         bends.append(jnp.einsum("kqg,kqgij->qgij", counts, part.second))
         slope = jnp.einsum("kqg,kqgi->qgi", counts, part.first)
         linear.append((jnp.sum(slope, axis=0), nodes @ slope[:, :, 0]))
 
     def held(x: Array) -> Array:
         """The expected log density as a linear function of the parameters of columns."""
-        found, sum_ = columns_fn(x), jnp.zeros((), x.dtype)
+        moved, sum_ = columns_fn(x), jnp.zeros((), x.dtype)
         for k, (of_level, of_slope) in enumerate(linear):
-            sum_ += jnp.sum(of_level * _level(found, k)) + jnp.sum(of_slope * found.slopes[k])
+            sum_ += jnp.sum(of_level * _level(moved, k)) + jnp.sum(of_slope * moved.slopes[k])
         if prior is not None:
-            slope = jnp.einsum("bq,bqi->bi", weights, prior.first)
-            sum_ += jnp.sum(slope[:, 0] * found.shift + slope[:, 1] * found.variance)
+            sum_ += jnp.sum(prior.first[:, 0] * moved.shift + prior.first[:, 1] * moved.variance)
         return sum_
 
     total, jacobian = jax.jacfwd(lambda x: (jax.grad(held)(x), columns_fn(x)))(values)
     # derivatives of the parameters of columns: of the predictor at the node zero, by the node, and of the others
-    level = [_flat(jacobian, k) for k in range(len(labels))]
+    level = [_flat(jacobian, k) for k in range(len(parts))]
     by_node = [jnp.zeros_like(j).at[:, 0].set(jacobian.slopes[k]) for k, j in enumerate(level)]
     for k, bend in enumerate(bends):
         for power, (left, right) in enumerate(((level[k], level[k]), (level[k], by_node[k]), (by_node[k], by_node[k]))):
@@ -120,19 +120,25 @@ def second_derivatives(
     prior_jacobian = None
     if prior is not None:
         prior_jacobian = jnp.stack([jacobian.shift, jacobian.variance], axis=1)  # (B, 2, d)
-        curved = jnp.einsum("bq,bqij->bij", weights, prior.second)
-        total += jnp.einsum("bid,bij,bje->de", prior_jacobian, curved, prior_jacobian)
+        total += jnp.einsum("bid,bij,bje->de", prior_jacobian, prior.second, prior_jacobian)
     flat_level, flat_node = (jnp.concatenate([j.reshape(-1, values.size) for j in of]) for of in (level, by_node))
-    tables = [part.first for part in parts]
-    first = None if prior is None else prior.first
-    blocks = _Blocks(weights, labels, observed, first, prior_jacobian)
-    return total, _missing(tables, flat_level, flat_node, nodes, blocks, is_rough)
+
+    def with_masses(places: Array, weight: Array) -> _Blocks:
+        own, own_jacobian = jax.tree.map(lambda x: x[places], (blocks, prior_jacobian))
+        masses = jax.nn.softmax(joint_log_density(tables, own, nodes), axis=1) * weight[:, None]
+        first = None if prior is None else _prior_slopes(nodes - own.shift[:, None], own.variance[:, None])
+        return _Blocks(masses, own.labels, own.observed, first, own_jacobian)
+
+    return total, _missing(
+        with_masses, blocks.shift + found.first, [part.first for part in parts], flat_level, flat_node, nodes, is_rough
+    )
 
 
 class _Blocks(NamedTuple):
-    """Arrays with a row for each block."""
+    """Arrays with a row for each of some blocks."""
 
     weights: Array
+    """Posterior masses of the nodes, shape ``(B, Q)``."""
     labels: tuple[Array, ...]
     observed: tuple[Array, ...] | None
     prior: Array | None
@@ -142,36 +148,42 @@ class _Blocks(NamedTuple):
 
 
 def _missing(
-    tables: list[Array], level: Array, by_node: Array, nodes: Array, blocks: _Blocks, is_rough: bool | Array
+    with_masses: Callable[[Array, Array], _Blocks],
+    means: Array,
+    tables: list[Array],
+    level: Array,
+    by_node: Array,
+    nodes: Array,
+    is_rough: bool | Array,
 ) -> Array:
     """Covariance of the derivatives under the posterior of each block, summed over blocks, shape ``(d, d)``.
 
     Blocks are taken in the order of their posterior means, some hundred at a time: most nodes have no mass in any of
     these, and are left out.
 
+    :param with_masses: from numbers of blocks and their weights to these blocks.
+    :param means: posterior means of all blocks, shape ``(B,)``.
     :param tables: derivatives of the log probabilities of each family, shape ``(K, Q, G, m)`` each.
     :param level: derivatives of the parameters of columns by hyperparameters, and ``by_node`` what the node adds to
         them, shape ``(Gm, d)``.
     """
-    number = blocks.weights.shape[0]
+    number = means.size
     size = min(number, _BLOCKS_AT_A_TIME)
     num_chunks = -(-number // size)
-    order = jnp.argsort(blocks.weights @ nodes)
-    order = jnp.concatenate([order, jnp.full((num_chunks * size - number,), number)]).reshape(num_chunks, size)
+    order = jnp.concatenate([jnp.argsort(means), jnp.full((num_chunks * size - number,), number)])
+    order = order.reshape(num_chunks, size)
     spread = np.arange(size) * (number // size)  # a sample of all
     order = order.at[0].set(jnp.where(is_rough, spread, order[0]))
 
     def chunk(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         places = order[index]
         # one past the end is the last block, without weight
-        own = jax.tree.map(lambda x: x[jnp.minimum(places, number - 1)], blocks)
-        own = own._replace(weights=jnp.where(places[:, None] < number, own.weights, 0.0))
+        own = with_masses(jnp.minimum(places, number - 1), (places < number).astype(means.dtype))
         products, lost = _products(tables, level, by_node, nodes, own)
         return carry[0] + products, carry[1] + lost
 
     width, dimension = level.shape
-    dtype = blocks.weights.dtype
-    start = jnp.zeros((3, width, width), dtype), jnp.zeros((dimension, dimension), dtype)
+    start = jnp.zeros((3, width, width), means.dtype), jnp.zeros((dimension, dimension), means.dtype)
     count = jnp.where(is_rough, 1, num_chunks)
     products, lost = lax.fori_loop(0, count, chunk, start)
     cross = level.T @ products[1] @ by_node
@@ -182,56 +194,49 @@ def _missing(
 def _products(tables: list[Array], level: Array, by_node: Array, nodes: Array, blocks: _Blocks) -> tuple[Array, Array]:
     """Sums over some blocks: second moments of the derivatives by the parameters of columns, times powers of the node,
     ``(3, Gm, Gm)``, and what is to be added to these in the coordinates of hyperparameters, ``(d, d)``."""
-    weights = blocks.weights
-    number, width = weights.shape[0], level.shape[0]
+    weights, width = blocks.weights, level.shape[0]
 
-    def scores_at(q: Array) -> Array:
-        """Derivatives of the log density of each block at one node, by the parameters of columns, shape ``(B, Gm)``."""
-        found = []
-        for k, table in enumerate(tables):
-            at_node = table[:, q]  # (K, G, m)
-            score = jnp.broadcast_to(at_node[0], (number, *at_node.shape[1:]))
-            for outcome in range(1, at_node.shape[0]):
-                score = jnp.where((blocks.labels[k] == outcome)[:, :, None], at_node[outcome], score)
-            if blocks.observed is not None:
-                score = jnp.where(blocks.observed[k][:, :, None], score, 0.0)
-            found.append(score.reshape(number, -1))
-        return jnp.concatenate(found, axis=1)
+    def step(q: Array, products: Array) -> Array:
+        node, score = nodes[q], _of_outcomes([table[:, q, None] for table in tables], blocks)
+        product = (weights[:, q, None] * score).T @ score
+        return products + jnp.stack([product, node * product, node**2 * product])
 
-    num_prior = 0 if blocks.prior is None else 2
+    def in_sum(masses: Array) -> Array:
+        """Sum over nodes of the derivatives by hyperparameters with other masses, shape ``(B, d)``: two products."""
+        sums = [jnp.einsum("bq,kqgm->kbgm", m, t) for m in (masses, masses * nodes) for t in tables]
+        of_level, of_node = (_of_outcomes(part, blocks) for part in (sums[: len(tables)], sums[len(tables) :]))
+        return of_level @ level + of_node @ by_node
 
-    def step(q: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        products, means, slopes, crossed = carry
-        node, score = nodes[q], scores_at(q)
-        weighted = weights[:, q, None] * score
-        product = weighted.T @ score
-        products = products + jnp.stack([product, node * product, node**2 * product])
-        means, slopes = means + weighted, slopes + node * weighted
-        if blocks.prior is not None:
-            cross = blocks.prior[:, q].T[:, :, None] * weighted
-            crossed = crossed + jnp.stack([cross, node * cross])
-        return products, means, slopes, crossed
-
-    zeros = jnp.zeros((number, width), weights.dtype)
-    start = (
-        jnp.zeros((3, width, width), weights.dtype),
-        zeros,
-        zeros,
-        jnp.zeros((2, num_prior, number, width), weights.dtype),
-    )
     has_mass = jnp.any(weights > _NO_MASS, axis=0)
     last = has_mass.size - jnp.argmax(has_mass[::-1])
-    products, means, slopes, crossed = lax.fori_loop(jnp.argmax(has_mass), last, step, start)
-    mean = means @ level + slopes @ by_node
+    start = jnp.zeros((3, width, width), weights.dtype)
+    products = lax.fori_loop(jnp.argmax(has_mass), last, step, start)
+    mean = in_sum(weights)
     lost = jnp.zeros((level.shape[1],) * 2, weights.dtype)
     if blocks.prior is not None and blocks.prior_jacobian is not None:
         mean += jnp.einsum("bq,bqi,bid->bd", weights, blocks.prior, blocks.prior_jacobian)
         both = jnp.einsum("bq,bqi,bqj->bij", weights, blocks.prior, blocks.prior)
         lost += jnp.einsum("bid,bij,bje->de", blocks.prior_jacobian, both, blocks.prior_jacobian)
-        of_columns = crossed[0] @ level + crossed[1] @ by_node  # (2, B, d)
+        of_columns = jnp.stack([in_sum(weights * blocks.prior[:, :, i]) for i in range(2)])  # (2, B, d)
         term = jnp.einsum("ibd,bie->de", of_columns, blocks.prior_jacobian)
         lost += term + term.T
     return products, lost - mean.T @ mean
+
+
+def _of_outcomes(tables: list[Array], blocks: _Blocks) -> Array:
+    """Entries of tables at the outcomes of each block, zero at gaps, of all families side by side, shape ``(B, Gm)``.
+
+    :param tables: of each family, shape ``(K, B, G, m)`` or ``(K, 1, G, m)``.
+    """
+    number, found = blocks.weights.shape[0], []
+    for k, table in enumerate(tables):
+        taken = jnp.broadcast_to(table[0], (number, *table.shape[2:]))
+        for outcome in range(1, table.shape[0]):
+            taken = jnp.where((blocks.labels[k] == outcome)[:, :, None], table[outcome], taken)
+        if blocks.observed is not None:
+            taken = jnp.where(blocks.observed[k][:, :, None], taken, 0.0)
+        found.append(taken.reshape(number, -1))
+    return jnp.concatenate(found, axis=1)
 
 
 def _level(columns: Columns, k: int) -> Array:
@@ -268,13 +273,15 @@ def _scores(columns: Columns, k: int, nodes: Array, log_probabilities: LogProbab
     return _Scores(jnp.swapaxes(first, 1, 2), jnp.swapaxes(second, 1, 2))
 
 
-def _prior_scores(columns: Columns, nodes: Array) -> _Scores:
-    """Derivatives of the log density of the prior at the nodes by location and variance, ``(B, Q, 2)``."""
-    away = nodes - columns.shift[:, None]
-    variance = columns.variance[:, None]
-    first = jnp.stack([away / variance, 0.5 * (away**2 / variance - 1.0) / variance], axis=-1)
-    mixed = -away / variance**2
-    both = (0.5 - away**2 / variance) / variance**2
-    rows = [[-1.0 / variance * jnp.ones_like(away), mixed], [mixed, both]]
+def _prior_slopes(away: Array, variance: Array) -> Array:
+    """Derivatives of the log density of the prior by location and variance, at distances from the location."""
+    return jnp.stack([away / variance, 0.5 * (away**2 / variance - 1.0) / variance], axis=-1)
+
+
+def _expected_prior_scores(variance: Array, found: Expected) -> _Scores:
+    """The same as they are expected, ``(B, 2)``, and second derivatives, ``(B, 2, 2)``."""
+    first = [found.first / variance, 0.5 * (found.second / variance - 1.0) / variance]
+    mixed = -found.first / variance**2
+    rows = [[-1.0 / variance, mixed], [mixed, (0.5 - found.second / variance) / variance**2]]
     second = jnp.stack([jnp.stack(row, axis=-1) for row in rows], axis=-2)
-    return _Scores(first, second)
+    return _Scores(jnp.stack(first, axis=-1), second)

@@ -28,6 +28,7 @@ from ....structure.latent_gaussian import LatentGaussian
 from .algorithm import Algorithm
 from .block_nodes import BlockNodes
 from .column_information import Columns, LogProbabilities, second_derivatives
+from .column_sums import Blocks, Expected, expected, expected_log_density, joint_log_density, log_sums
 from .fit_info import FitInfo
 from .node_posterior import NodePosterior
 
@@ -43,8 +44,6 @@ __all__ = [
 
 _REACH = 8.0
 """Prior standard deviations on both sides at which the nodes end."""
-_LARGEST_CHUNK = 4_000_000
-"""Numbers of all blocks at all nodes that are held at a time."""
 
 
 class Grid(NamedTuple):
@@ -56,6 +55,10 @@ class Grid(NamedTuple):
     def nodes(self, number: int) -> Array:
         """The nodes, shape ``(number,)``."""
         return self.first + (self.last - self.first) * jnp.linspace(0.0, 1.0, number, dtype=self.first.dtype)
+
+    def log_step(self, number: int) -> Array:
+        """Log distance of so many nodes."""
+        return jnp.log((self.last - self.first) / (number - 1))
 
 
 class ColumnsOfFamily(NamedTuple):
@@ -97,18 +100,40 @@ class SharedColumns(Algorithm):
         return True
 
     def init(self, form: LatentGaussian) -> Grid:
-        return _grid(self._priors(form))
+        return _grid(*self._priors(form))
 
     def solve(self, form: LatentGaussian, state: Grid, *, num_steps: int, tol: float) -> tuple[Grid, FitInfo]:
         del state, tol
-        grid = _grid(self._priors(form))
+        grid = _grid(*self._priors(form))
         trace = jnp.full((num_steps,), jnp.nan, form.offset.dtype)
         is_found = jnp.isfinite(grid.first) & jnp.isfinite(grid.last)
         zero = jnp.zeros((), form.offset.dtype)
-        return grid, FitInfo(is_found, jnp.asarray(1), trace, zero, jnp.zeros((form.num_rows,), bool))
+        return grid, FitInfo(is_found, jnp.asarray(1, int), trace, zero, jnp.zeros((form.num_rows,), bool))
 
     def log_evidence(self, form: LatentGaussian, state: Grid) -> Array:
         return form.log_constant + jnp.sum(self.block_log_evidence(form, state, self.num_nodes))
+
+    def solve_and_hold(
+        self, form: LatentGaussian, state: Grid, *, num_steps: int, tol: float
+    ) -> tuple[Grid, FitInfo, Expected]:
+        """The grid, the evidence there, and what the gradient needs, so that this takes no more passes over blocks."""
+        grid, info = self.solve(form, state, num_steps=num_steps, tol=tol)
+        evidence, found = self._expected(form, grid)
+        if not self.has_prior_parameters:
+            found = found._replace(first=jnp.zeros((0,)), second=jnp.zeros((0,)))
+        return grid, info._replace(objective=form.log_constant + jnp.sum(evidence)), found
+
+    solved_evidence = log_evidence
+
+    def held_evidence(self, form: LatentGaussian, state: Grid, held: Expected) -> Array:
+        """The log density of complete data as it is expected: its gradient is that of the log evidence."""
+        total = form.log_constant + expected_log_density(self.tables(form, state.nodes(self.num_nodes)), held)
+        if self.has_prior_parameters:
+            shift, variance = self._priors(form)
+            moved = shift - lax.stop_gradient(shift)
+            square = held.second - 2.0 * moved * held.first + moved**2
+            total -= 0.5 * jnp.sum(square / variance + jnp.log(2.0 * jnp.pi * variance))
+        return total
 
     def nodes_of(self, form: LatentGaussian) -> int:
         """Nodes of the form."""
@@ -117,54 +142,40 @@ class SharedColumns(Algorithm):
 
     def block_log_evidence(self, form: LatentGaussian, state: Grid, num_nodes: int) -> Array:
         """Log evidence of each block, shape ``(B,)``, with any number of nodes."""
-        return self._block_sums(form, state, num_nodes, (1,))[:, 0]
+        nodes = state.nodes(num_nodes)
+        return log_sums(self.tables(form, nodes), self.blocks(form), nodes, state.log_step(num_nodes), (1,))[:, 0]
 
     def with_finer_rule(self, form: LatentGaussian, state: Grid) -> tuple[Array, Array]:
         """Log evidence of each block, shape ``(B,)``, by the rule and by one with a node between any two of it."""
-        found = self._block_sums(form, state, 2 * self.num_nodes - 1, (2, 1))
+        number = 2 * self.num_nodes - 1
+        nodes, log_step = state.nodes(number), state.log_step(number)
+        found = log_sums(self.tables(form, nodes), self.blocks(form), nodes, log_step, (2, 1))
         return found[:, 0], found[:, 1]
 
-    def _block_sums(self, form: LatentGaussian, state: Grid, num_nodes: int, strides: tuple[int, ...]) -> Array:
-        """Log evidence of each block by every node, every second one, ..., shape ``(B, len(strides))``."""
-        nodes = state.nodes(num_nodes)
-        tables = self.tables(form, nodes)
-        log_steps = jnp.log(jnp.array(strides) * (state.last - state.first) / (num_nodes - 1))
-
-        def of(blocks: Any) -> Array:
-            labels, observed, priors = blocks
-            terms = _joint(tables, labels, observed if self.has_gaps else None, priors, nodes)
-            return jnp.stack([jax.nn.logsumexp(terms[:, ::stride], axis=1) for stride in strides], 1) + log_steps
-
-        blocks = self.labels(form), self._observed(form), self._priors(form)
-        size, number = blocks[2].shift.shape[0], max(1, _LARGEST_CHUNK // num_nodes)
-        if size <= number:
-            return of(blocks)
-        num_chunks = -(-size // number)
-        padded = jax.tree.map(lambda x: _in_chunks(x, num_chunks, -(-size // num_chunks)), blocks)
-        chunks: Array = lax.map(jax.checkpoint(of), padded)
-        return chunks.reshape(-1, len(strides))[:size]
-
     def posterior(self, form: LatentGaussian, state: Grid) -> NodePosterior:
-        priors, nodes = self._priors(form), state.nodes(self.num_nodes)
-        observed = self._observed(form) if self.has_gaps else None
-        terms = _joint(self.tables(form, nodes), self.labels(form), observed, priors, nodes)
-        ones = jnp.ones_like(priors.shift)[:, None]
-        lattices = BlockNodes(-priors.shift[:, None], ones[:, :, None], state.first * ones, state.last * ones)
+        blocks, nodes = self.blocks(form), state.nodes(self.num_nodes)
+        terms = joint_log_density(self.tables(form, nodes), blocks, nodes)
+        ones = jnp.ones_like(blocks.shift)[:, None]
+        lattices = BlockNodes(-blocks.shift[:, None], ones[:, :, None], state.first * ones, state.last * ones)
         return NodePosterior(form, lattices, terms.T, self.num_nodes)
+
+    def _expected(self, form: LatentGaussian, state: Grid) -> tuple[Array, Expected]:
+        nodes = state.nodes(self.num_nodes)
+        return expected(self.tables(form, nodes), self.blocks(form), nodes, state.log_step(self.num_nodes))
 
     # Parts of the form
 
     def columns(self, form: LatentGaussian) -> Columns:
         """Lines and other parameters of the columns, those of the first block, and priors of the blocks."""
         rows = form.blocks.rows[0]
-        slope, offset, priors = _slopes(form, rows), form.offset[rows], self._priors(form)
+        slope, offset = _slopes(form, rows), form.offset[rows]
         parts = [slice(family.first, family.first + family.number) for family in self.families]
         parameters = []
         for number, (part, potential) in enumerate(zip(parts, form.potentials, strict=True)):
             own = rows[part] - starts_of_families(form)[number]
             parameters.append(tuple(_at_rows(potential, own).values()))
         slopes, offsets = tuple(slope[part] for part in parts), tuple(offset[part] for part in parts)
-        return Columns(slopes, offsets, tuple(parameters), priors.shift, priors.variance)
+        return Columns(slopes, offsets, tuple(parameters), *self._priors(form))
 
     def log_probabilities(self, form: LatentGaussian) -> tuple[LogProbabilities, ...]:
         """Log probabilities of the outcomes of each family as functions of predictors and parameters."""
@@ -197,13 +208,17 @@ class SharedColumns(Algorithm):
             lambda x: self.columns(form_fn(x)),
             values,
             nodes,
-            self.posterior(form, state).weights.T,
-            self.labels(form),
-            self._observed(form) if self.has_gaps else None,
+            self.tables(form, nodes),
+            self.blocks(form),
+            self._expected(form, state)[1],
             self.log_probabilities(form),
             has_prior_parameters=self.has_prior_parameters,
             is_rough=is_rough,
         )
+
+    def blocks(self, form: LatentGaussian) -> Blocks:
+        """Outcomes and priors of all blocks."""
+        return Blocks(self.labels(form), self._observed(form) if self.has_gaps else None, *self._priors(form))
 
     def labels(self, form: LatentGaussian) -> tuple[Array, ...]:
         """Outcomes of each family, shape ``(B, G)`` each."""
@@ -226,22 +241,15 @@ class SharedColumns(Algorithm):
         part = slice(family.first, family.first + family.number)
         return form.blocks.rows[:, part] - starts_of_families(form)[number]
 
-    def _priors(self, form: LatentGaussian) -> _Priors:
+    def _priors(self, form: LatentGaussian) -> tuple[Array, Array]:
+        """Location and variance of the unknown of each block on the scale of the nodes, shapes ``(B,)``."""
         variance = jnp.concatenate([variance_of(block) for block in form.prior])[form.blocks.columns[:, 0]]
         if not self.has_shift:
-            return _Priors(jnp.zeros_like(variance), variance)
+            return jnp.zeros_like(variance), variance
         slope, offset = _slopes(form, form.blocks.rows[0]), form.offset[form.blocks.rows[0]]
         away = (form.offset[form.blocks.rows] - offset) @ slope
         square = jnp.sum(slope**2)
-        return _Priors(away / jnp.where(square > 0.0, square, 1.0), variance)
-
-
-class _Priors(NamedTuple):
-    """Normal densities of the unknown of each block on the scale of the nodes."""
-
-    shift: Array
-    """Shape ``(B,)``."""
-    variance: Array
+        return away / jnp.where(square > 0.0, square, 1.0), variance
 
 
 def variance_of(block: Any) -> Array:
@@ -262,14 +270,9 @@ def _slopes(form: LatentGaussian, rows: Any) -> Array:
     return jnp.sum(entries[rows], axis=-1)
 
 
-def _grid(priors: _Priors) -> Grid:
-    shift, reach = lax.stop_gradient((priors.shift, _REACH * jnp.sqrt(priors.variance)))
+def _grid(shift: Array, variance: Array) -> Grid:
+    shift, reach = lax.stop_gradient((shift, _REACH * jnp.sqrt(variance)))
     return Grid(jnp.min(shift - reach), jnp.max(shift + reach))
-
-
-def _in_chunks(array: Array, number: int, size: int) -> Array:
-    padding = [(0, number * size - array.shape[0])] + [(0, 0)] * (array.ndim - 1)
-    return jnp.pad(array, padding, mode="edge").reshape(number, size, *array.shape[1:])
 
 
 def _log_probabilities(potential: Any, num_outcomes: int, eta: Array, parameters: tuple[Array, ...]) -> Array:
@@ -311,30 +314,3 @@ def has_rows(potential: Any, value: Array) -> bool:
     """True if the first axis of a parameter is that of the rows. What has thresholds has them on the last axis."""
     size = np.size(getattr(potential, potential.outcomes().field))
     return value.ndim >= (1 if potential.is_elementwise else 2) and value.shape[0] == size
-
-
-def _joint(
-    tables: tuple[Array, ...],
-    labels: tuple[Array, ...],
-    observed: tuple[Array, ...] | None,
-    priors: _Priors,
-    nodes: Array,
-) -> Array:
-    """Log density of the unknown of each block and its data at the nodes, shape ``(B, Q)``.
-
-    The first outcome is where the others are counted from: what is left are ``K - 1`` indicators of each factor.
-    """
-    total = -0.5 * ((nodes - priors.shift[:, None]) ** 2 / priors.variance[:, None])
-    total -= 0.5 * jnp.log(2.0 * jnp.pi * priors.variance)[:, None]
-    for number, (table, label) in enumerate(zip(tables, labels, strict=True)):
-        outcomes = jnp.arange(1, table.shape[0])
-        is_outcome = label[:, None, :] == outcomes[:, None]
-        if observed is None:
-            total += jnp.sum(table[0], axis=0)
-        else:
-            mask = observed[number]
-            total += mask.astype(table.dtype) @ table[0]
-            is_outcome &= mask[:, None, :]
-        indicators = is_outcome.reshape(label.shape[0], -1).astype(table.dtype)
-        total += indicators @ (table[1:] - table[0]).reshape(-1, table.shape[-1])
-    return total

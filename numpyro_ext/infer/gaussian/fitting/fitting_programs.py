@@ -18,6 +18,7 @@ from ....compilation.quick_jit import quick_jit
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 from ...hyper import search as hyper_search
+from ...hyper.apart import search_apart, turn, visit_apart
 from ...hyper.evaluation import Evaluation, evaluation_and_held_fn, evaluation_fn
 from ...hyper.search import EVALUATIONS_PER_CHUNK, SearchState
 from ...hyper.space import UnconstrainedSpace
@@ -30,9 +31,9 @@ from .point_fit import PointFit
 
 __all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms"]
 
-_MOST_QUICK_NUMBERS, _MOST_SEARCHED_NUMBERS = 100_000, 2_000_000
-"""Numbers that an evaluation passes over, where it does nothing else, up to which all programs and those of a search
-take less time than their optimisation."""
+_MOST_QUICK_NUMBERS = 100_000
+"""Numbers that an evaluation passes over, where it does nothing else, up to which all programs take less time than
+their optimisation, and from which it is a program of its own."""
 _MOST_QUICK_SCORES = 15_000
 """Blocks times hyperparameters, up to which the same is true of second derivatives."""
 _LEAST_HYPER = 8
@@ -80,6 +81,9 @@ class FittingPrograms:
         self._is_density_unconstrained = is_density_unconstrained
         # One program for searches and fits is less to compile; one for fits alone is worth its optimisation.
         self._marginals_fn = marginals_fn if space.size and not runs_often else None
+        form, work = reading.abstract_form, algorithm.numbers_in_evaluation(reading.abstract_form)
+        self.is_small = is_small(form) or (work is not None and work <= _MOST_QUICK_NUMBERS)
+        self._evaluates_apart = work is not None and not self.is_small
 
         # Whether the curvature is left to `probe_locally`.
         num_probes, num_params = space.size * reading.abstract_form.num_rows, space.size - len(space.integrable)
@@ -98,16 +102,17 @@ class FittingPrograms:
         self._evaluate_and_hold = jax.jit(self._evaluation_and_held)
         # Of an evaluation, by shapes and dtypes of its point and of the state that it starts from.
         self._shapes: dict[Any, Evaluation] = {}
-        form, work = reading.abstract_form, algorithm.numbers_in_evaluation(reading.abstract_form)
-        self.is_small = is_small(form) or (work is not None and work <= _MOST_QUICK_NUMBERS)
         self._compile = compile_ = partial(quick_jit, is_small=self.is_small)
         self.constrained = compile_(jax.vmap(space.unpack, (0, None)))
         self.solve = compile_(self._solve, static_argnames="num_steps")
         self.init_state = compile_(self._init_state)
         self._init_state_at = compile_(self._first_state)
-        is_quick = self.is_small or (work is not None and work <= _MOST_SEARCHED_NUMBERS)
-        self._search_alone = quick_jit(self._search, is_small=is_quick)
-        self._search_and_visit = quick_jit(self._visit, is_small=is_quick)
+        self._search_alone = compile_(self._search)
+        self._search_and_visit = compile_(self._visit)
+        self._evaluate_alone = compile_(self._evaluation_and_held)
+        options = {"field_tol": self._field_tol, "tol": hyper_tol}
+        self._turn = quick_jit(partial(turn, **options), is_small=True)
+        self._note = compile_(self._point_fit, static_argnames="marginals_fn")
         self.probe_locally = compile_(self._probe_locally)
         num_scores = form.blocks.rows.shape[0] * space.size
         self.second_derivatives = quick_jit(
@@ -244,6 +249,15 @@ class FittingPrograms:
         self, data: object, fixed: dict[str, Array], state: SearchState, max_iterations: int, num_evaluations: int
     ) -> tuple[SearchState, Array]:
         """A chunk of a search, see :func:`~numpyro_ext.infer.hyper.search.search`."""
+        if self._evaluates_apart:
+            return search_apart(
+                lambda values, begun, tol: self._evaluate_alone(data, fixed, values, begun, tol)[0],
+                self._turn,
+                state,
+                num_evaluations=num_evaluations,
+                max_iterations=max_iterations,
+                trace_length=EVALUATIONS_PER_CHUNK,
+            )
         if self._marginals_fn is None:
             return self._search_alone(data, fixed, state, max_iterations, num_evaluations)
         points, states = jax.tree.map(
@@ -273,6 +287,14 @@ class FittingPrograms:
         ``marginals_fn`` is a function of the posterior and the maps of the affine sites, for which there are zeros
         where marginals are not asked for. Gradients may be zero where they are not.
         """
+        if self._evaluates_apart:
+            return visit_apart(
+                lambda values, begun: self._evaluate_alone(data, fixed, values, begun, tol),
+                lambda *found: self._note(data, fixed, *found, with_marginals, marginals_fn=marginals_fn),
+                points,
+                states,
+                num_points,
+            )
         if marginals_fn is not self._marginals_fn:
             return self._fits_alone(
                 data, fixed, points, num_points, states, tol, with_marginals, with_gradient, marginals_fn=marginals_fn

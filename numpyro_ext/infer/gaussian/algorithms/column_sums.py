@@ -1,0 +1,160 @@
+r"""Sums over the nodes of blocks that differ in their outcomes alone, by products with the table of their columns.
+
+The log density of a block and its data at a node is an entry of a product of zeros and ones with a table. Of the sum
+over nodes the gradient is that of the expected log density of complete data (Fisher's identity; Louis 1982, eq. 3.1),
+
+.. math:: \nabla \sum_b \log p(y_b) = \sum_{g, k, q} n_{gkq} \nabla \log p_{gk}(\theta_q)
+    + \sum_{b, q} w_{bq} \nabla \log N(\theta_q \mid \delta_b, v_b),
+
+with :math:`w_{bq}` the posterior mass of node :math:`q` and :math:`n_{gkq}` the sum of these over the blocks with
+outcome :math:`k` of column :math:`g`: one more product, and no array of all blocks and nodes is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+__all__ = ["Blocks", "Expected", "expected", "expected_log_density", "joint_log_density", "log_sums"]
+
+_LARGEST_CHUNK = 4_000_000
+"""Numbers of all blocks at all nodes that are held at a time."""
+
+
+class Blocks(NamedTuple):
+    """What blocks have of their own."""
+
+    labels: tuple[Array, ...]
+    """Outcomes of each family, shape ``(B, G)`` each."""
+    observed: tuple[Array, ...] | None
+    """Masks of these, if there are gaps."""
+    shift: Array
+    """Location of the unknown of each block on the scale of the nodes, shape ``(B,)``."""
+    variance: Array
+    """Its prior variance, shape ``(B,)``."""
+
+
+class Expected(NamedTuple):
+    """Expected numbers of outcomes and moments of the unknowns, given the data."""
+
+    outcomes: tuple[Array, ...]
+    """Expected number of blocks at each node with each outcome but the first, of each family, ``((K - 1) G, Q)``."""
+    answers: tuple[Array, ...]
+    """The same with any outcome, ``(G, Q)`` each; ``(1, Q)`` where all are observed."""
+    first: Array
+    """Mean of the unknown of each block less its location, shape ``(B,)``."""
+    second: Array
+    """Mean square of the same, shape ``(B,)``."""
+
+
+def joint_log_density(tables: tuple[Array, ...], blocks: Blocks, nodes: Array) -> Array:
+    """Log density of the unknown of each block and its data at the nodes, shape ``(B, Q)``.
+
+    The first outcome is where the others are counted from: what is left are ``K - 1`` indicators of each factor.
+    """
+    away = nodes - blocks.shift[:, None]
+    total = -0.5 * (away**2 / blocks.variance[:, None])
+    total -= 0.5 * jnp.log(2.0 * jnp.pi * blocks.variance)[:, None]
+    for k, table in enumerate(tables):
+        if blocks.observed is None:
+            total += jnp.sum(table[0], axis=0)
+        else:
+            total += blocks.observed[k].astype(table.dtype) @ table[0]
+        total += _indicators(blocks, k, table) @ _differences(table)
+    return total
+
+
+def log_sums(
+    tables: tuple[Array, ...], blocks: Blocks, nodes: Array, log_step: Array, strides: tuple[int, ...]
+) -> Array:
+    """Log evidence of each block by every node, every second one, ..., shape ``(B, len(strides))``.
+
+    :param tables: log probabilities of the outcomes of each family, shape ``(K, G, Q)`` each.
+    :param Blocks blocks: the blocks.
+    :param nodes: shape ``(Q,)``.
+    :param log_step: log of their distance.
+    :param strides: distances of the nodes of each rule in the nodes.
+    """
+
+    def of(some: Blocks, weight: Array | None) -> tuple[Array, tuple[()]]:
+        terms = joint_log_density(tables, some, nodes)
+        sums = [jax.nn.logsumexp(terms[:, ::stride], axis=1) + math.log(stride) for stride in strides]
+        return jnp.stack(sums, axis=1) + log_step, ()
+
+    found: Array = _in_chunks(jax.checkpoint(of), blocks, nodes.size)[0]
+    return found
+
+
+def expected(tables: tuple[Array, ...], blocks: Blocks, nodes: Array, log_step: Array) -> tuple[Array, Expected]:
+    """Log evidence of each block, shape ``(B,)``, and what is expected of complete data; as for :func:`log_sums`."""
+
+    def of(some: Blocks, weight: Array | None) -> tuple[tuple[Array, Array, Array], tuple[Any, Any]]:
+        terms = joint_log_density(tables, some, nodes)
+        top = jnp.max(terms, axis=1)
+        masses = jnp.exp(terms - top[:, None])
+        total = masses @ jnp.ones_like(nodes)
+        masses = masses / total[:, None]
+        away = nodes - some.shift[:, None]
+        of_each = top + jnp.log(total) + log_step, jnp.sum(masses * away, axis=1), jnp.sum(masses * away**2, axis=1)
+        masses = masses if weight is None else masses * weight[:, None]
+        outcomes, answers = [], []
+        for k, table in enumerate(tables):
+            outcomes.append(_indicators(some, k, table).T @ masses)
+            if some.observed is None:
+                answers.append(jnp.ones((1, len(masses)), masses.dtype) @ masses)
+            else:
+                answers.append(some.observed[k].astype(masses.dtype).T @ masses)
+        return of_each, (tuple(outcomes), tuple(answers))
+
+    (log_evidence, first, second), sums = _in_chunks(of, blocks, nodes.size)
+    return log_evidence, Expected(*sums, first, second)
+
+
+def expected_log_density(tables: tuple[Array, ...], found: Expected) -> Array:
+    """Expected log density of the data with the unknowns known, but for the unknowns themselves; a scalar.
+
+    :param tables: as for :func:`log_sums`, of the same parameters as in ``found`` or of others.
+    """
+    total = jnp.zeros((), tables[0].dtype)
+    for table, outcomes, answers in zip(tables, found.outcomes, found.answers, strict=True):
+        total += jnp.sum(outcomes * _differences(table)) + jnp.sum(answers * table[0])
+    return total
+
+
+def _indicators(blocks: Blocks, k: int, table: Array) -> Array:
+    """Outcomes but the first as zeros and ones, shape ``(B, (K - 1) G)``."""
+    is_outcome = blocks.labels[k][:, None, :] == jnp.arange(1, table.shape[0])[:, None]
+    if blocks.observed is not None:
+        is_outcome &= blocks.observed[k][:, None, :]
+    return is_outcome.reshape(len(is_outcome), -1).astype(table.dtype)
+
+
+def _differences(table: Array) -> Array:
+    """Log probabilities over that of the first outcome, shape ``((K - 1) G, Q)``."""
+    return (table[1:] - table[0]).reshape(-1, table.shape[-1])
+
+
+def _in_chunks(
+    function: Callable[[Blocks, Array | None], tuple[Any, Any]], blocks: Blocks, num_nodes: int
+) -> tuple[Any, Any]:
+    """A function of some blocks and their weights: what it finds of each, and sums over all blocks."""
+    size, number = blocks.shift.shape[0], max(1, _LARGEST_CHUNK // num_nodes)
+    if size <= number:
+        return function(blocks, None)
+    num_chunks = -(-size // number)
+    length = -(-size // num_chunks)
+
+    def in_chunks(array: Array, **options: Any) -> Array:
+        padding = [(0, num_chunks * length - size)] + [(0, 0)] * (array.ndim - 1)
+        return jnp.pad(array, padding, **options).reshape(num_chunks, length, *array.shape[1:])
+
+    weights = in_chunks(jnp.ones((size,), blocks.shift.dtype))  # of padding zero
+    parts = jax.tree.map(lambda array: in_chunks(array, mode="edge"), blocks)
+    of_each, sums = lax.map(lambda part: function(*part), (parts, weights))
+    of_each = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:])[:size], of_each)
+    return of_each, jax.tree.map(lambda array: jnp.sum(array, axis=0), sums)
