@@ -98,11 +98,23 @@ def latent_regression(answers=None, grades=None, mask=True):
     numpyro.sample("grades", dist.OrderedLogistic(trait[:, None] * jnp.array([1.0, 0.5]), cutpoints), obs=grades)
 
 
-@pytest.fixture(scope="module")
-def regression():
+def two_traits(answers=None, grades=None, mask=True):
+    """Two families of factors and gaps; some answers depend on one of two traits alone."""
+    a = numpyro.param("slopes", jnp.array([[0.7, 0.0], [1.3, -0.4], [0.6, 1.1]]))
+    d = numpyro.param("intercept", jnp.array([0.2, -0.4, 0.0]))
+    cutpoints = numpyro.param("cutpoints", jnp.array([[-1.0, 0.3], [-0.2, 1.0]]))
+    with numpyro.plate("people", _NUM_PEOPLE):
+        traits = numpyro.sample("traits", dist.Normal(jnp.zeros((_NUM_PEOPLE, 2)), jnp.array([1.0, 1.5])).to_event(1))
+    with numpyro.handlers.mask(mask=mask):
+        numpyro.sample("answers", dist.Bernoulli(logits=traits @ a.T + d), obs=answers)
+    numpyro.sample("grades", dist.OrderedLogistic(traits @ jnp.array([[0.0, 1.0], [0.5, 0.5]]), cutpoints), obs=grades)
+
+
+@pytest.fixture(scope="module", params=[latent_regression, two_traits])
+def regression(request):
     generator = np.random.default_rng(1)
     grades, mask = generator.integers(0, 3, (_NUM_PEOPLE, 2)), generator.random((_NUM_PEOPLE, 3)) < 0.8
-    engine = AdaptiveQuadrature(latent_regression)
+    engine = AdaptiveQuadrature(request.param)
     reading = engine._read(jax.random.key(0), (_answers()[:, :3], grades, mask), {})
     shared, space = engine.algorithm(reading), UnconstrainedSpace(reading.hyper, {})
     assert isinstance(shared, SharedColumns)

@@ -30,7 +30,6 @@ from .run import GaussianRun
 
 __all__ = ["AdaptiveQuadrature"]
 
-_SHARED_NODES = 73
 _NEGLIGIBLE, _WORTH_A_WORD, _MOST_NODES = 1e-4, 1e-3, 4000.0
 """Errors of the log evidence for which no nodes are added, and that are told; nodes of a block at most."""
 _ROUNDINGS = 4.0
@@ -98,8 +97,9 @@ class AdaptiveQuadrature(Engine):
 
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
         shared, num_nodes = None, self.num_nodes or self._chosen_nodes
-        if self._may_share:
-            shared = find_shared_columns(_probes(reading), num_nodes or _SHARED_NODES)
+        # of two unknowns a rule of given size is for the density of each block
+        if self._may_share and (self.num_nodes is None or reading.abstract_form.blocks.columns.shape[1] == 1):
+            shared = find_shared_columns(_probes(reading), num_nodes)
         return Quadrature(num_nodes) if shared is None else shared
 
     def _fit(
@@ -112,18 +112,20 @@ class AdaptiveQuadrature(Engine):
         """Fit, and look at the end whether the nodes were enough: more of them, where their number is not given."""
         run = super()._fit(reading, rng_key, init_state, begun)
         algorithm, hyper = run.algorithm, run.fit.hyper
-        if isinstance(algorithm, SharedColumns):
-            if find_shared_columns([reading.compiled_form(hyper)], algorithm.num_nodes) is None:
-                other = copy.copy(self)
-                other._may_share = False
-                return other._fit(reading, rng_key, None)
+        is_shared = isinstance(algorithm, SharedColumns)
+        if is_shared and find_shared_columns([reading.compiled_form(hyper)]) is None:
+            return self._unshared()._fit(reading, rng_key, None)
         error, rounding, num_nodes = quadrature_error(reading, algorithm, hyper, run.fit.last_state.state)
-        more = 2 * num_nodes - 1
-        is_affordable = float(more) ** reading.abstract_form.blocks.columns.shape[1] <= _MOST_NODES
-        if not error <= max(_NEGLIGIBLE, rounding) and self.num_nodes is None and is_affordable:
+        dimension = reading.abstract_form.blocks.columns.shape[1]
+        more = 3 * num_nodes // 2 if is_shared and dimension > 1 else 2 * num_nodes - 1
+        is_affordable = float(more) ** dimension <= _MOST_NODES
+        negligible = _WORTH_A_WORD if is_shared and dimension > 1 else _NEGLIGIBLE  # there, nodes are thousands
+        if not error <= max(negligible, rounding) and self.num_nodes is None and is_affordable:
             finer = copy.copy(self)
             finer._chosen_nodes = more
             return finer._fit(reading, rng_key, run.fit.last_state)
+        if is_shared and not error <= _WORTH_A_WORD and dimension > 1:
+            return self._unshared()._fit(reading, rng_key, None)  # sharp blocks, each of which needs nodes of its own
         messages = run.fit.diagnostics.messages
         if not error <= max(_WORTH_A_WORD, rounding):
             message = (
@@ -135,6 +137,12 @@ class AdaptiveQuadrature(Engine):
         diagnostics = run.fit.diagnostics._replace(quadrature_error=error, messages=messages)
         run.fit = run.fit._replace(diagnostics=diagnostics)
         return run
+
+    def _unshared(self) -> AdaptiveQuadrature:
+        """The engine with a lattice for each block."""
+        other = copy.copy(self)
+        other._may_share, other._chosen_nodes = False, None
+        return other
 
 
 def quadrature_error(

@@ -21,7 +21,7 @@ from .probes import probed
 __all__ = ["Climb", "Searches"]
 
 _EVALUATIONS_OF_METRICS = 4, 13
-"""Evaluations after which a metric is made anew, and up to which."""
+"""Evaluations after which a rough metric is made anew, and up to which; later it is an exact one, after each chunk."""
 _EVALUATIONS_BEFORE_DIFFERENCES = 3
 """Evaluations after which a metric is measured by differences; shorter searches need none."""
 
@@ -102,7 +102,8 @@ class Searches:
             self.traces.append(trace)
             self.progress(int(search.num_iterations) - before)
             if self._is_metric_due(search):
-                search = self.current = with_metric(search, without_leaps(*self._second_derivatives(search, True)))
+                is_rough = int(search.num_evaluations) <= _EVALUATIONS_OF_METRICS[-1]
+                search = self.current = with_metric(search, without_leaps(*self._second_derivatives(search, is_rough)))
             if self.climb.differences is not None and not is_first and self._is_unmeasured(search):
                 curved = self.climb.differences(search)
                 self.num_evaluations += len(curved)
@@ -131,7 +132,7 @@ class Searches:
     def _is_metric_due(self, search: SearchState) -> bool:
         if self.climb.second_derivatives is None or not bool(search.is_searching):
             return False
-        return int(search.num_evaluations) <= _EVALUATIONS_OF_METRICS[-1] and int(search.num_iterations) > 0
+        return int(search.num_iterations) > 0
 
     def _with_digits(self, search: SearchState, limit: int) -> SearchState:
         """A search that has ended with few digits of the field goes on with all of them, if it has steps left."""

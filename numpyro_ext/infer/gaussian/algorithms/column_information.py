@@ -26,7 +26,7 @@ from jax import Array, lax
 
 from .column_sums import Blocks, Expected, joint_log_density
 
-__all__ = ["Columns", "LogProbabilities", "second_derivatives"]
+__all__ = ["Columns", "LogProbabilities", "predictors", "second_derivatives"]
 
 _BLOCKS_AT_A_TIME = 250
 """Blocks whose second moments are summed at a time; as many are a sample of all for a rough estimate."""
@@ -38,15 +38,15 @@ class Columns(NamedTuple):
     """Parameters of columns and blocks, as functions of hyperparameters."""
 
     slopes: tuple[Array, ...]
-    """Slopes of the predictors of each family, shape ``(G,)`` each."""
+    """Slopes of the predictors of each family, shape ``(G, D)`` each."""
     offsets: tuple[Array, ...]
     """Predictors at the node zero, shape ``(G,)`` each."""
     parameters: tuple[tuple[Array, ...], ...]
     """Other parameters of the factors of each family, shape ``(G, ...)`` each."""
     shift: Array
-    """Location of each block, shape ``(B,)``."""
+    """Location of each block, shape ``(B,)``, or ``(B, D)``."""
     variance: Array
-    """Prior variance of each block, shape ``(B,)``."""
+    """Prior variance of each block, like it."""
 
 
 LogProbabilities = Callable[[Array, tuple[Array, ...]], Array]
@@ -87,17 +87,17 @@ def second_derivatives(
     :param bool has_prior_parameters: whether locations and variances of blocks depend on hyperparameters.
     :param bool is_rough: whether the second sum is estimated from a few hundred blocks.
     """
-    columns = columns_fn(values)
+    columns, powers = columns_fn(values), _powers(nodes)
     parts = [_scores(columns, k, nodes, function) for k, function in enumerate(log_probabilities)]
     prior = _expected_prior_scores(blocks.variance, found) if has_prior_parameters else None
     bends, linear = [], []
     for k, part in enumerate(parts):
-        outcomes = found.outcomes[k].reshape(-1, part.first.shape[2], nodes.size).swapaxes(1, 2)  # (K - 1, Q, G)
+        outcomes = found.outcomes[k].reshape(-1, part.first.shape[2], len(nodes)).swapaxes(1, 2)  # (K - 1, Q, G)
         # the first outcome is what all others are counted from
         counts = jnp.concatenate([found.answers[k].T[None] - jnp.sum(outcomes, axis=0), outcomes])
         bends.append(jnp.einsum("kqg,kqgij->qgij", counts, part.second))
         slope = jnp.einsum("kqg,kqgi->qgi", counts, part.first)
-        linear.append((jnp.sum(slope, axis=0), nodes @ slope[:, :, 0]))
+        linear.append((jnp.sum(slope, axis=0), slope[:, :, 0].T @ powers[:, 1:]))
 
     def held(x: Array) -> Array:
         """The expected log density as a linear function of the parameters of columns."""
@@ -111,17 +111,20 @@ def second_derivatives(
     total, jacobian = jax.jacfwd(lambda x: (jax.grad(held)(x), columns_fn(x)))(values)
     # derivatives of the parameters of columns: of the predictor at the node zero, by the node, and of the others
     level = [_flat(jacobian, k) for k in range(len(parts))]
-    by_node = [jnp.zeros_like(j).at[:, 0].set(jacobian.slopes[k]) for k, j in enumerate(level)]
+    by_power = [
+        [j, *(jnp.zeros_like(j).at[:, 0].set(jacobian.slopes[k][:, axis]) for axis in range(powers.shape[1] - 1))]
+        for k, j in enumerate(level)
+    ]
     for k, bend in enumerate(bends):
-        for power, (left, right) in enumerate(((level[k], level[k]), (level[k], by_node[k]), (by_node[k], by_node[k]))):
-            moment = jnp.einsum("q,qgij->gij", nodes**power, bend)
-            term = jnp.einsum("gid,gij,gje->de", left, moment, right)
-            total += term + term.T if power == 1 else term
+        for a, b in _pairs(powers):
+            moment = jnp.einsum("q,qgij->gij", powers[:, a] * powers[:, b], bend)
+            term = jnp.einsum("gid,gij,gje->de", by_power[k][a], moment, by_power[k][b])
+            total += term if a == b else term + term.T
     prior_jacobian = None
     if prior is not None:
         prior_jacobian = jnp.stack([jacobian.shift, jacobian.variance], axis=1)  # (B, 2, d)
         total += jnp.einsum("bid,bij,bje->de", prior_jacobian, prior.second, prior_jacobian)
-    flat_level, flat_node = (jnp.concatenate([j.reshape(-1, values.size) for j in of]) for of in (level, by_node))
+    by_all = [jnp.concatenate([j.reshape(-1, values.size) for j in of]) for of in zip(*by_power, strict=True)]
 
     def with_masses(places: Array, weight: Array) -> _Blocks:
         own, own_jacobian = jax.tree.map(lambda x: x[places], (blocks, prior_jacobian))
@@ -129,9 +132,8 @@ def second_derivatives(
         first = None if prior is None else _prior_slopes(nodes - own.shift[:, None], own.variance[:, None])
         return _Blocks(masses, own.labels, own.observed, first, own_jacobian)
 
-    return total, _missing(
-        with_masses, blocks.shift + found.first, [part.first for part in parts], flat_level, flat_node, nodes, is_rough
-    )
+    means = blocks.shift.reshape(len(found.first), -1)[:, 0] + found.first
+    return total, _missing(with_masses, means, [part.first for part in parts], by_all, powers, is_rough)
 
 
 class _Blocks(NamedTuple):
@@ -151,9 +153,8 @@ def _missing(
     with_masses: Callable[[Array, Array], _Blocks],
     means: Array,
     tables: list[Array],
-    level: Array,
-    by_node: Array,
-    nodes: Array,
+    by_all: list[Array],
+    powers: Array,
     is_rough: bool | Array,
 ) -> Array:
     """Covariance of the derivatives under the posterior of each block, summed over blocks, shape ``(d, d)``.
@@ -164,8 +165,9 @@ def _missing(
     :param with_masses: from numbers of blocks and their weights to these blocks.
     :param means: posterior means of all blocks, shape ``(B,)``.
     :param tables: derivatives of the log probabilities of each family, shape ``(K, Q, G, m)`` each.
-    :param level: derivatives of the parameters of columns by hyperparameters, and ``by_node`` what the node adds to
-        them, shape ``(Gm, d)``.
+    :param by_all: derivatives of the parameters of columns by hyperparameters, and what each coordinate of the node
+        adds to them, shape ``(Gm, d)`` each.
+    :param powers: one and the coordinates of the nodes, shape ``(Q, 1 + D)``.
     """
     number = means.size
     size = min(number, _BLOCKS_AT_A_TIME)
@@ -179,40 +181,46 @@ def _missing(
         places = order[index]
         # one past the end is the last block, without weight
         own = with_masses(jnp.minimum(places, number - 1), (places < number).astype(means.dtype))
-        products, lost = _products(tables, level, by_node, nodes, own)
+        products, lost = _products(tables, by_all, powers, own)
         return carry[0] + products, carry[1] + lost
 
-    width, dimension = level.shape
-    start = jnp.zeros((3, width, width), means.dtype), jnp.zeros((dimension, dimension), means.dtype)
+    width, dimension = by_all[0].shape
+    start = jnp.zeros((len(_pairs(powers)), width, width), means.dtype), jnp.zeros((dimension, dimension), means.dtype)
     count = jnp.where(is_rough, 1, num_chunks)
     products, lost = lax.fori_loop(0, count, chunk, start)
-    cross = level.T @ products[1] @ by_node
-    total = lost + level.T @ products[0] @ level + cross + cross.T + by_node.T @ products[2] @ by_node
+    total = lost
+    for (a, b), product in zip(_pairs(powers), products, strict=True):
+        term = by_all[a].T @ product @ by_all[b]
+        total += term if a == b else term + term.T
     return jnp.where(is_rough, number / size, 1.0) * total
 
 
-def _products(tables: list[Array], level: Array, by_node: Array, nodes: Array, blocks: _Blocks) -> tuple[Array, Array]:
-    """Sums over some blocks: second moments of the derivatives by the parameters of columns, times powers of the node,
-    ``(3, Gm, Gm)``, and what is to be added to these in the coordinates of hyperparameters, ``(d, d)``."""
-    weights, width = blocks.weights, level.shape[0]
+def _products(tables: list[Array], by_all: list[Array], powers: Array, blocks: _Blocks) -> tuple[Array, Array]:
+    """Sums over some blocks: second moments of the derivatives by the parameters of columns, times products of two
+    powers, ``(..., Gm, Gm)``, and what is to be added to these in the coordinates of hyperparameters, ``(d, d)``."""
+    weights, (width, dimension) = blocks.weights, by_all[0].shape
 
     def step(q: Array, products: Array) -> Array:
-        node, score = nodes[q], _of_outcomes([table[:, q, None] for table in tables], blocks)
+        score = _of_outcomes([table[:, q, None] for table in tables], blocks)
         product = (weights[:, q, None] * score).T @ score
-        return products + jnp.stack([product, node * product, node**2 * product])
+        return products + jnp.stack([powers[q, a] * powers[q, b] * product for a, b in _pairs(powers)])
 
     def in_sum(masses: Array) -> Array:
-        """Sum over nodes of the derivatives by hyperparameters with other masses, shape ``(B, d)``: two products."""
-        sums = [jnp.einsum("bq,kqgm->kbgm", m, t) for m in (masses, masses * nodes) for t in tables]
-        of_level, of_node = (_of_outcomes(part, blocks) for part in (sums[: len(tables)], sums[len(tables) :]))
-        return of_level @ level + of_node @ by_node
+        """Sum over nodes of the derivatives by hyperparameters with other masses, shape ``(B, d)``."""
+        total = jnp.zeros((len(masses), dimension), masses.dtype)
+        for a, by in enumerate(by_all):
+            sums = [jnp.einsum("bq,kqgm->kbgm", masses * powers[:, a], table) for table in tables]
+            total += _of_outcomes(sums, blocks) @ by
+        return total
 
     has_mass = jnp.any(weights > _NO_MASS, axis=0)
     last = has_mass.size - jnp.argmax(has_mass[::-1])
-    start = jnp.zeros((3, width, width), weights.dtype)
-    products = lax.fori_loop(jnp.argmax(has_mass), last, step, start)
+    start = jnp.zeros((len(_pairs(powers)), width, width), weights.dtype)
+    products = lax.fori_loop(
+        jnp.argmax(has_mass), last, lambda q, found: lax.cond(has_mass[q], step, lambda _, same: same, q, found), start
+    )
     mean = in_sum(weights)
-    lost = jnp.zeros((level.shape[1],) * 2, weights.dtype)
+    lost = jnp.zeros((dimension, dimension), weights.dtype)
     if blocks.prior is not None and blocks.prior_jacobian is not None:
         mean += jnp.einsum("bq,bqi,bid->bd", weights, blocks.prior, blocks.prior_jacobian)
         both = jnp.einsum("bq,bqi,bqj->bij", weights, blocks.prior, blocks.prior)
@@ -239,6 +247,21 @@ def _of_outcomes(tables: list[Array], blocks: _Blocks) -> Array:
     return jnp.concatenate(found, axis=1)
 
 
+def predictors(columns: Columns, k: int, nodes: Array) -> Array:
+    """Predictors of the columns of a family at the nodes, shape ``(G, Q)``."""
+    return columns.slopes[k] @ nodes.reshape(len(nodes), -1).T + columns.offsets[k][:, None]
+
+
+def _powers(nodes: Array) -> Array:
+    """One and the coordinates of each node, shape ``(Q, 1 + D)``."""
+    return jnp.concatenate([jnp.ones((len(nodes), 1), nodes.dtype), nodes.reshape(len(nodes), -1)], axis=1)
+
+
+def _pairs(powers: Array) -> list[tuple[int, int]]:
+    """Pairs of powers in the order of their products."""
+    return [(a, b) for a in range(powers.shape[1]) for b in range(a, powers.shape[1])]
+
+
 def _level(columns: Columns, k: int) -> Array:
     """Offset and parameters of each column of a family, shape ``(G, m)``."""
     offset = columns.offsets[k]
@@ -253,7 +276,7 @@ def _flat(jacobian: Columns, k: int) -> Array:
 
 
 def _scores(columns: Columns, k: int, nodes: Array, log_probabilities: LogProbabilities) -> _Scores:
-    eta = columns.slopes[k][:, None] * nodes + columns.offsets[k][:, None]
+    eta = predictors(columns, k, nodes)
     parameters = columns.parameters[k]
     sizes = [math.prod(part.shape[1:]) for part in parameters]
 

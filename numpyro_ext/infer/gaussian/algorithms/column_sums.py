@@ -34,9 +34,9 @@ class Blocks(NamedTuple):
     observed: tuple[Array, ...] | None
     """Masks of these, if there are gaps."""
     shift: Array
-    """Location of the unknown of each block on the scale of the nodes, shape ``(B,)``."""
+    """Location of the unknown of each block on the scale of the nodes, shape ``(B,)``; zeros ``(B, D)`` of several."""
     variance: Array
-    """Its prior variance, shape ``(B,)``."""
+    """Its prior variance, shape ``(B,)``; of several unknowns ``(B, D)``, the same for all blocks."""
 
 
 class Expected(NamedTuple):
@@ -47,7 +47,7 @@ class Expected(NamedTuple):
     answers: tuple[Array, ...]
     """The same with any outcome, ``(G, Q)`` each; ``(1, Q)`` where all are observed."""
     first: Array
-    """Mean of the unknown of each block less its location, shape ``(B,)``."""
+    """Mean of the first unknown of each block less its location, shape ``(B,)``."""
     second: Array
     """Mean square of the same, shape ``(B,)``."""
 
@@ -57,9 +57,7 @@ def joint_log_density(tables: tuple[Array, ...], blocks: Blocks, nodes: Array) -
 
     The first outcome is where the others are counted from: what is left are ``K - 1`` indicators of each factor.
     """
-    away = nodes - blocks.shift[:, None]
-    total = -0.5 * (away**2 / blocks.variance[:, None])
-    total -= 0.5 * jnp.log(2.0 * jnp.pi * blocks.variance)[:, None]
+    total = _log_prior(blocks, nodes)
     for k, table in enumerate(tables):
         if blocks.observed is None:
             total += jnp.sum(table[0], axis=0)
@@ -76,9 +74,9 @@ def log_sums(
 
     :param tables: log probabilities of the outcomes of each family, shape ``(K, G, Q)`` each.
     :param Blocks blocks: the blocks.
-    :param nodes: shape ``(Q,)``.
-    :param log_step: log of their distance.
-    :param strides: distances of the nodes of each rule in the nodes.
+    :param nodes: shape ``(Q,)``, or ``(Q, D)`` on a lattice.
+    :param log_step: log of the volume that each stands for.
+    :param strides: distances of the nodes of each rule in the nodes; all of them only, on a lattice.
     """
 
     def of(some: Blocks, weight: Array | None) -> tuple[Array, tuple[()]]:
@@ -86,7 +84,7 @@ def log_sums(
         sums = [jax.nn.logsumexp(terms[:, ::stride], axis=1) + math.log(stride) for stride in strides]
         return jnp.stack(sums, axis=1) + log_step, ()
 
-    found: Array = _in_chunks(jax.checkpoint(of), blocks, nodes.size)[0]
+    found: Array = _in_chunks(jax.checkpoint(of), blocks, len(nodes))[0]
     return found
 
 
@@ -97,9 +95,9 @@ def expected(tables: tuple[Array, ...], blocks: Blocks, nodes: Array, log_step: 
         terms = joint_log_density(tables, some, nodes)
         top = jnp.max(terms, axis=1)
         masses = jnp.exp(terms - top[:, None])
-        total = masses @ jnp.ones_like(nodes)
+        total = masses @ jnp.ones((len(nodes),), nodes.dtype)
         masses = masses / total[:, None]
-        away = nodes - some.shift[:, None]
+        away = nodes - some.shift[:, None] if nodes.ndim == 1 else nodes[:, 0]
         of_each = top + jnp.log(total) + log_step, jnp.sum(masses * away, axis=1), jnp.sum(masses * away**2, axis=1)
         masses = masses if weight is None else masses * weight[:, None]
         outcomes, answers = [], []
@@ -111,8 +109,8 @@ def expected(tables: tuple[Array, ...], blocks: Blocks, nodes: Array, log_step: 
                 answers.append(some.observed[k].astype(masses.dtype).T @ masses)
         return of_each, (tuple(outcomes), tuple(answers))
 
-    (log_evidence, first, second), sums = _in_chunks(of, blocks, nodes.size)
-    return log_evidence, Expected(*sums, first, second)
+    (log_evidence, first, second), (outcomes, answers) = _in_chunks(of, blocks, len(nodes))
+    return log_evidence, Expected(outcomes, answers, first, second)
 
 
 def expected_log_density(tables: tuple[Array, ...], found: Expected) -> Array:
@@ -124,6 +122,15 @@ def expected_log_density(tables: tuple[Array, ...], found: Expected) -> Array:
     for table, outcomes, answers in zip(tables, found.outcomes, found.answers, strict=True):
         total += jnp.sum(outcomes * _differences(table)) + jnp.sum(answers * table[0])
     return total
+
+
+def _log_prior(blocks: Blocks, nodes: Array) -> Array:
+    """Log density of the unknowns at the nodes, shape ``(B, Q)``, or ``(1, Q)`` where it is the same of all blocks."""
+    if nodes.ndim > 1:  # which only forms have whose blocks have one prior
+        variance = blocks.variance[0]
+        return -0.5 * jnp.sum(nodes**2 / variance + jnp.log(2.0 * jnp.pi * variance), axis=1)[None]
+    away, variance = nodes - blocks.shift[:, None], blocks.variance[:, None]
+    return -0.5 * (away**2 / variance) - 0.5 * jnp.log(2.0 * jnp.pi * variance)
 
 
 def _indicators(blocks: Blocks, k: int, table: Array) -> Array:

@@ -26,8 +26,8 @@ from jax import Array, lax
 from ....linalg.gaussian.prior import DiagonalPrior
 from ....structure.latent_gaussian import LatentGaussian
 from .algorithm import Algorithm
-from .block_nodes import BlockNodes
-from .column_information import Columns, LogProbabilities, second_derivatives
+from .block_nodes import BlockNodes, lattice
+from .column_information import Columns, LogProbabilities, predictors, second_derivatives
 from .column_sums import Blocks, Expected, expected, expected_log_density, joint_log_density, log_sums
 from .fit_info import FitInfo
 from .node_posterior import NodePosterior
@@ -38,27 +38,31 @@ __all__ = [
     "SharedColumns",
     "has_rows",
     "parameters_of",
+    "slopes_of",
     "starts_of_families",
     "variance_of",
 ]
 
-_REACH = 8.0
-"""Prior standard deviations on both sides at which the nodes end."""
+_REACH, _REACH_OF_PAIRS = 8.0, 6.5
+"""Prior standard deviations on both sides at which the nodes end, of one unknown and of each of two."""
 
 
 class Grid(NamedTuple):
     """Nodes of equal steps that all blocks share."""
 
     first: Array
+    """Of blocks of one unknown a number, else one for each axis, shape ``(D,)``."""
     last: Array
 
     def nodes(self, number: int) -> Array:
-        """The nodes, shape ``(number,)``."""
-        return self.first + (self.last - self.first) * jnp.linspace(0.0, 1.0, number, dtype=self.first.dtype)
+        """The nodes, shape ``(number,)``, or ``(number ** D, D)`` with that many on each axis."""
+        if self.first.ndim == 0:
+            return self.first + (self.last - self.first) * jnp.linspace(0.0, 1.0, number, dtype=self.first.dtype)
+        return self.first + (self.last - self.first) * jnp.asarray(lattice(number, self.first.size), self.first.dtype)
 
     def log_step(self, number: int) -> Array:
-        """Log distance of so many nodes."""
-        return jnp.log((self.last - self.first) / (number - 1))
+        """Log volume of a cell between so many nodes on each axis."""
+        return jnp.sum(jnp.log((self.last - self.first) / (number - 1)))
 
 
 class ColumnsOfFamily(NamedTuple):
@@ -74,7 +78,7 @@ class ColumnsOfFamily(NamedTuple):
 class SharedColumns(Algorithm):
     """Quadrature on shared nodes, for forms of which :func:`find_shared_columns` says that they have them.
 
-    :param int num_nodes: nodes.
+    :param int num_nodes: nodes, on each axis of blocks of two unknowns.
     :param families: columns of each family of factors.
     :param bool has_gaps: whether observations are masked.
     :param bool has_shift: whether the locations of the unknowns differ between blocks.
@@ -89,7 +93,9 @@ class SharedColumns(Algorithm):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (f"quadrature: {self.num_nodes} nodes that all blocks share, one table for all factors of a column",)
+        return (
+            f"quadrature: {self.num_nodes} nodes an axis that all blocks share, one table for all factors of a column",
+        )
 
     @property
     def is_exact_for_gaussian(self) -> bool:
@@ -106,7 +112,7 @@ class SharedColumns(Algorithm):
         del state, tol
         grid = _grid(*self._priors(form))
         trace = jnp.full((num_steps,), jnp.nan, form.offset.dtype)
-        is_found = jnp.isfinite(grid.first) & jnp.isfinite(grid.last)
+        is_found = jnp.all(jnp.isfinite(grid.first) & jnp.isfinite(grid.last))
         zero = jnp.zeros((), form.offset.dtype)
         return grid, FitInfo(is_found, jnp.asarray(1, int), trace, zero, jnp.zeros((form.num_rows,), bool))
 
@@ -146,7 +152,11 @@ class SharedColumns(Algorithm):
         return log_sums(self.tables(form, nodes), self.blocks(form), nodes, state.log_step(num_nodes), (1,))[:, 0]
 
     def with_finer_rule(self, form: LatentGaussian, state: Grid) -> tuple[Array, Array]:
-        """Log evidence of each block, shape ``(B,)``, by the rule and by one with a node between any two of it."""
+        """Log evidence of each block, shape ``(B,)``, by the rule and by a finer one: of blocks of one unknown with a
+        node between any two."""
+        if state.first.ndim:
+            coarse, fine = (self.block_log_evidence(form, state, n) for n in (self.num_nodes, 3 * self.num_nodes // 2))
+            return coarse, fine
         number = 2 * self.num_nodes - 1
         nodes, log_step = state.nodes(number), state.log_step(number)
         found = log_sums(self.tables(form, nodes), self.blocks(form), nodes, log_step, (2, 1))
@@ -155,8 +165,10 @@ class SharedColumns(Algorithm):
     def posterior(self, form: LatentGaussian, state: Grid) -> NodePosterior:
         blocks, nodes = self.blocks(form), state.nodes(self.num_nodes)
         terms = joint_log_density(self.tables(form, nodes), blocks, nodes)
-        ones = jnp.ones_like(blocks.shift)[:, None]
-        lattices = BlockNodes(-blocks.shift[:, None], ones[:, :, None], state.first * ones, state.last * ones)
+        shift = blocks.shift.reshape(len(blocks.shift), -1)
+        scale = jnp.broadcast_to(jnp.eye(shift.shape[1], dtype=shift.dtype), (*shift.shape, shift.shape[1]))
+        ones = jnp.ones_like(shift)
+        lattices = BlockNodes(-shift, scale, state.first * ones, state.last * ones)
         return NodePosterior(form, lattices, terms.T, self.num_nodes)
 
     def _expected(self, form: LatentGaussian, state: Grid) -> tuple[Array, Expected]:
@@ -168,7 +180,7 @@ class SharedColumns(Algorithm):
     def columns(self, form: LatentGaussian) -> Columns:
         """Lines and other parameters of the columns, those of the first block, and priors of the blocks."""
         rows = form.blocks.rows[0]
-        slope, offset = _slopes(form, rows), form.offset[rows]
+        slope, offset = self._slopes(form), form.offset[rows]
         parts = [slice(family.first, family.first + family.number) for family in self.families]
         parameters = []
         for number, (part, potential) in enumerate(zip(parts, form.potentials, strict=True)):
@@ -186,7 +198,7 @@ class SharedColumns(Algorithm):
         """Log probabilities of the outcomes of each family, shape ``(K, G, Q)`` each."""
         columns, found = self.columns(form), []
         for number, function in enumerate(self.log_probabilities(form)):
-            eta = columns.slopes[number][:, None] * nodes + columns.offsets[number][:, None]
+            eta = predictors(columns, number, nodes)
             table = function(eta, columns.parameters[number])
             # zero times minus infinity is not a number
             found.append(jnp.maximum(table, 0.25 * jnp.finfo(table.dtype).min))
@@ -241,12 +253,21 @@ class SharedColumns(Algorithm):
         part = slice(family.first, family.first + family.number)
         return form.blocks.rows[:, part] - starts_of_families(form)[number]
 
+    def _slopes(self, form: LatentGaussian) -> Array:
+        """Derivatives of the predictors of the first block by its unknowns, shape ``(P, D)``."""
+        found: Array = slopes_of(form.design, form.blocks.rows[:1], form.blocks.columns[:1], jnp)[0]
+        return found
+
     def _priors(self, form: LatentGaussian) -> tuple[Array, Array]:
-        """Location and variance of the unknown of each block on the scale of the nodes, shapes ``(B,)``."""
-        variance = jnp.concatenate([variance_of(block) for block in form.prior])[form.blocks.columns[:, 0]]
+        """Location and variance of the unknowns of each block on the scale of the nodes, shapes ``(B,)``; of two
+        unknowns ``(B, D)``."""
+        variance = jnp.concatenate([variance_of(block) for block in form.prior])[form.blocks.columns]
+        if variance.shape[1] > 1:
+            return jnp.zeros_like(variance), variance
+        variance = variance[:, 0]
         if not self.has_shift:
             return jnp.zeros_like(variance), variance
-        slope, offset = _slopes(form, form.blocks.rows[0]), form.offset[form.blocks.rows[0]]
+        slope, offset = self._slopes(form)[:, 0], form.offset[form.blocks.rows[0]]
         away = (form.offset[form.blocks.rows] - offset) @ slope
         square = jnp.sum(slope**2)
         return away / jnp.where(square > 0.0, square, 1.0), variance
@@ -263,16 +284,28 @@ def starts_of_families(form: LatentGaussian) -> np.ndarray:
     return np.cumsum([0, *(mask.shape[0] for mask in form.observed)])
 
 
-def _slopes(form: LatentGaussian, rows: Any) -> Array:
-    """Sum of the entries of rows of the design, each of one block of one unknown."""
-    design: Any = form.design
-    entries = design.values if hasattr(design, "values") else design.matrix
-    return jnp.sum(entries[rows], axis=-1)
+def slopes_of(design: Any, rows: Any, columns: Any, xp: Any) -> Any:
+    """Derivatives of predictors by the unknowns of their blocks, shape ``(B, P, D)``.
+
+    :param design: of a form, with entries at hand.
+    :param rows: of each block, shape ``(B, P)``.
+    :param columns: its unknowns, shape ``(B, D)``.
+    :param xp: ``jax.numpy``, or ``numpy``, which compiles nothing.
+    """
+    is_sparse = hasattr(design, "values")
+    entries = xp.asarray(design.values if is_sparse else design.matrix)
+    if columns.shape[1] == 1:
+        return xp.sum(entries[rows], axis=-1)[..., None]
+    if not is_sparse:
+        return entries[rows[:, :, None], columns[:, None, :]]
+    is_own = xp.asarray(design.columns)[rows][..., None] == columns[:, None, None, :]
+    return xp.sum(xp.where(is_own, entries[rows][..., None], 0.0), axis=2)
 
 
 def _grid(shift: Array, variance: Array) -> Grid:
-    shift, reach = lax.stop_gradient((shift, _REACH * jnp.sqrt(variance)))
-    return Grid(jnp.min(shift - reach), jnp.max(shift + reach))
+    number = _REACH if shift.ndim == 1 else _REACH_OF_PAIRS
+    shift, reach = lax.stop_gradient((shift, number * jnp.sqrt(variance)))
+    return Grid(jnp.min(shift - reach, axis=0), jnp.max(shift + reach, axis=0))
 
 
 def _log_probabilities(potential: Any, num_outcomes: int, eta: Array, parameters: tuple[Array, ...]) -> Array:

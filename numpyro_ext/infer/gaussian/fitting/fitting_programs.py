@@ -110,8 +110,7 @@ class FittingPrograms:
         self._search_alone = compile_(self._search)
         self._search_and_visit = compile_(self._visit)
         self._evaluate_alone = compile_(self._evaluation_and_held)
-        options = {"field_tol": self._field_tol, "tol": hyper_tol}
-        self._turn = quick_jit(partial(turn, **options), is_small=True)
+        self._turn = quick_jit(partial(turn, field_tol=self._field_tol, tol=hyper_tol), is_small=True)
         self._note = compile_(self._point_fit, static_argnames="marginals_fn")
         self.probe_locally = compile_(self._probe_locally)
         num_scores = form.blocks.rows.shape[0] * space.size
@@ -290,7 +289,9 @@ class FittingPrograms:
         if self._evaluates_apart:
             return visit_apart(
                 lambda values, begun: self._evaluate_alone(data, fixed, values, begun, tol),
-                lambda *found: self._note(data, fixed, *found, with_marginals, marginals_fn=marginals_fn),
+                lambda values, found, held: self._note(
+                    data, fixed, values, found, held, with_marginals, marginals_fn=marginals_fn
+                ),
                 points,
                 states,
                 num_points,
