@@ -15,6 +15,7 @@ from numpyro_ext.potentials.families.ordinal import (
 )
 from numpyro_ext.potentials.families.stick_breaking import stick_breaking_labels
 from numpyro_ext.potentials.integrals.normal_interval import normal_interval
+from numpyro_ext.potentials.integrals.tilted_moments import tilted_moments
 
 THRESHOLDS = np.array([-1.2, 0.3, 0.9])
 SCORES = np.array([0.0, 0.4, 0.7, 1.5])
@@ -149,6 +150,33 @@ def test_normal_interval(lower, upper):
     np.testing.assert_allclose(found.mean, mean, rtol=1e-13, atol=1e-13)
     variance = (density * (t - mean) ** 2).sum() / density.sum()
     np.testing.assert_allclose(found.variance, variance, rtol=1e-7 if upper - lower < 1e-3 else 1e-11)
+
+
+@needs_float64
+def test_what_a_wide_interval_takes_from_the_variance_keeps_its_digits():
+    """As one less the variance it is rounding; the series of the tails has it."""
+    lower, upper = -9.5, 9.0
+    ends = np.array([9.5, 9.0])
+    expected = np.sum(ends * np.exp(-0.5 * ends**2)) / np.sqrt(2.0 * np.pi)
+    np.testing.assert_allclose(normal_interval(lower, upper).shrinkage, expected, rtol=1e-10)
+    np.testing.assert_allclose(normal_interval(-np.inf, 9.0).shrinkage, 9.0 * scipy.stats.norm.pdf(9.0), rtol=1e-10)
+    for ends in ((-3.0, 8.0), (2.0, 2.5), (-np.inf, -40.0), (-1.0, 1e-3)):
+        found = normal_interval(*ends)
+        np.testing.assert_allclose(found.shrinkage, 1.0 - found.variance, rtol=1e-13, atol=1e-13)
+
+
+@needs_float64
+@pytest.mark.parametrize("variance", [1e-3, 0.7, 40.0])
+def test_moments_of_cumulative_probit_are_those_of_quadrature(variance):
+    """The closed form against the rule for any factor, also where a category is next to impossible."""
+    potential = CumulativeProbitPotential(LABELS, THRESHOLDS)
+    mean = np.broadcast_to(np.linspace(-9.0, 9.0, 7), (4, 7))
+    closed = potential.tilted_moments(mean, variance)
+    by_rule = tilted_moments(potential, mean, np.full_like(mean, variance), 1.0)
+    for found, expected in zip(closed, by_rule, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-9)
+    gradient = jax.grad(lambda m: potential.log_normaliser(m, variance).sum())(jnp.asarray(mean))
+    np.testing.assert_allclose(gradient, (closed.mean - mean) / variance, atol=1e-9)
 
 
 @pytest.mark.float32

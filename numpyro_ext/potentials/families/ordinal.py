@@ -177,6 +177,28 @@ class CumulativeProbitPotential(Potential):
         interval = self._interval(jnp.asarray(eta))
         return interval.log_mass, interval.mean, interval.variance - 1.0
 
+    def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
+        """Closed form for the Python number one, else quadrature: the value that falls between two thresholds is a
+        Gaussian number, and the predictor is affine in it but for noise."""
+        if not (isinstance(power, int | float) and power == 1):
+            return super().tilted_moments(mean, variance, power)
+        dtype = jnp.result_type(mean, variance, float)
+        mean, variance = jnp.asarray(mean, dtype), jnp.asarray(variance, dtype)
+        lower, upper = _bracket(self.label, self.thresholds, dtype)
+        total = 1.0 + variance
+        scale = jnp.sqrt(total)
+        inside = normal_interval((lower - mean) / scale, (upper - mean) / scale)
+        slope, curvature = inside.mean / scale, inside.shrinkage / total
+        # 1 - variance * curvature as a sum of positive terms.
+        ratio = (1.0 + variance * inside.variance) / total
+        return TiltedMoments(
+            log_z=inside.log_mass,
+            mean=mean + variance * slope,
+            variance=variance * ratio,
+            site_precision=curvature / ratio,
+            site_shift=(slope + curvature * mean) / ratio,
+        )
+
 
 @potential
 class ContinuationRatioPotential(Potential):

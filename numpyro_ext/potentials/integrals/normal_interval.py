@@ -28,6 +28,8 @@ class NormalInterval(NamedTuple):
     """Mean."""
     variance: Array
     """Variance."""
+    shrinkage: Array
+    """One less the variance, with all digits where the interval has nearly all of the mass."""
 
 
 def normal_interval(lower: ArrayLike, upper: ArrayLike) -> NormalInterval:
@@ -65,4 +67,13 @@ def normal_interval(lower: ArrayLike, upper: ArrayLike) -> NormalInterval:
     shift = jnp.sum(density * distance, axis=-1)
     variance = jnp.sum(density * jnp.square(distance - shift[..., None]), axis=-1)
     mean = jnp.where(is_right, -1.0, 1.0) * (peak + shift)
-    return NormalInterval(jnp.log(width) + jnp.log(total) - 0.5 * peak * peak - _HALF_LOG_2PI, mean, variance)
+    mass = jnp.log(width) + jnp.log(total) - 0.5 * peak * peak - _HALF_LOG_2PI
+    return NormalInterval(mass, mean, variance, _shrinkage(lower, upper, width * total, mean, variance))
+
+
+def _shrinkage(lower: Array, upper: Array, mass: Array, mean: Array, variance: Array) -> Array:
+    """A sum of positive terms where the interval has zero inside, so that its mass is in units of the density there."""
+    is_inside = (lower < 0.0) & (upper > 0.0)
+    ends = [jnp.where(is_inside & jnp.isfinite(x), x, 0.0) for x in (lower, upper)]
+    below, above = (x * jnp.exp(-0.5 * x * x) for x in ends)
+    return jnp.where(is_inside, (above - below) / jnp.where(is_inside, mass, 1.0) + mean**2, 1.0 - variance)
