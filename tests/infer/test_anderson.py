@@ -46,6 +46,21 @@ def test_a_slow_iteration_arrives_sooner():
     assert sooner[-1] < 0.01 * plain[-1]
 
 
+def test_more_points_than_steps_between_extrapolations():
+    """Of four directions an iteration and six differences know everything."""
+    matrix = jnp.diag(jnp.array([0.9, 0.8, 0.5, 0.2]))
+    point, jumps = jnp.ones(4), []
+    history = no_history(point, 7)
+    for _ in range(8):
+        plain = matrix @ point
+        history = remember(history, point, plain - point, jnp.linalg.norm(plain - point))
+        new, is_jump = extrapolated(history, lambda x: x, period=4, singular=1e-13)
+        jumps.append(bool(is_jump))
+        point = new
+    assert jumps == [False, False, False, True] * 2
+    np.testing.assert_allclose(point, 0.0, atol=1e-9)
+
+
 def test_two_directions_are_found_exactly():
     matrix = np.diag([0.8, 0.4])
     distances, jumps = iterate(matrix, 3, extrapolates=True)
