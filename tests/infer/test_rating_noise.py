@@ -13,15 +13,20 @@ import numpyro.distributions as dist
 import pytest
 import scipy.integrate
 import scipy.stats
+from scipy.special import digamma
 
 from numpyro_ext.distributions import OrderedProbit
 from numpyro_ext.infer import BilinearEP
-from numpyro_ext.infer.bilinear.algorithms.messages import Moments, as_message, mean_of, times
+from numpyro_ext.infer.bilinear.algorithms import hybrid
+from numpyro_ext.infer.bilinear.algorithms.messages import Message, Moments, as_message, mean_of, times
 from numpyro_ext.infer.bilinear.algorithms.ratings.cuts import level_probabilities, step_messages
-from numpyro_ext.infer.bilinear.algorithms.ratings.variances import GammaMessage, matched_gamma
+from numpyro_ext.infer.bilinear.algorithms.ratings.noise import init
+from numpyro_ext.infer.bilinear.algorithms.ratings.side_hyper import SidePosterior, rescaled
+from numpyro_ext.infer.bilinear.algorithms.ratings.variances import GammaMessage, matched_gamma, share_of_way
 from numpyro_ext.infer.bilinear.noise_run import NoisyModel
 from numpyro_ext.models import heteroscedastic_ratings
 from numpyro_ext.structure import ModelStructureError, read_bilinear
+from numpyro_ext.structure.bilinear.noisy.form import SideHyper
 from numpyro_ext.structure.bilinear.noisy.scales import find_noise
 from tests.infer.rating_noise_reference import Ratings
 
@@ -93,6 +98,83 @@ def test_precisions_of_few_and_of_many_observations_are_integrated_over():
 
 
 @needs_float64
+def test_precisions_far_from_the_cells_are_integrated_over():
+    """By many nodes, where the cell contradicts all others, so that the density has two peaks."""
+    rng = np.random.default_rng(5)
+    a = rng.uniform(4.0, 90.0, 200)
+    b, s, k = a * np.exp(rng.normal(size=200)), np.exp(rng.normal(size=200)), np.exp(rng.normal(size=200))
+    x = 3.0 * np.sqrt(s + k * b / a) * rng.normal(size=200)
+    low, high = np.log(a / (b + 0.5 * x**2 / k)) - 45.0 / a - np.sqrt(90.0 / a), np.log(4.0 * (a + 45.0) / b)
+    t = low[:, None] + (high - low)[:, None] * (np.arange(4000) + 0.5) / 4000
+    variance = s[:, None] + k[:, None] * np.exp(-t)
+    value = a[:, None] * t - b[:, None] * np.exp(t) - 0.5 * (np.log(variance) + x[:, None] ** 2 / variance)
+    weight = np.exp(value - value.max(1, keepdims=True))
+    weight /= weight.sum(1, keepdims=True)
+    mean = (weight * np.exp(t)).sum(1)
+    spread = (weight * (np.exp(t) - mean[:, None]) ** 2).sum(1)
+    found = matched_gamma(*map(jnp.asarray, (x, s, k)), GammaMessage(jnp.asarray(a), jnp.asarray(b)), rule="quadrature")
+    np.testing.assert_allclose(found.shape / found.rate, mean, rtol=1e-6)
+    np.testing.assert_allclose(found.shape / found.rate**2, spread, rtol=1e-5)
+
+
+def test_variances_go_a_part_of_a_way_that_would_be_too_long():
+    """One cell says that the variance of its group is a thousand times as large, others that there is no such group."""
+    before = GammaMessage(jnp.array([6.0, 6.0, 6.0]), jnp.array([12.0, 12.0, 12.0]))
+    move = GammaMessage(jnp.array([0.5, -20.0, 0.5]), jnp.array([1e4, 0.0, 2.0]))
+    share = share_of_way(before, move)
+    after = GammaMessage(*(x + share * y for x, y in zip(before, move, strict=True)))
+    assert share[2] == 1.0 and np.all(share[:2] < 1.0)
+    np.testing.assert_allclose((after.rate / after.shape)[0], 3.0 * 2.0, rtol=1e-6)
+    np.testing.assert_allclose(after.shape[1], 3.5, rtol=1e-6)
+
+
+def prior_gain(side, moments, gamma, vectors):
+    """Bound of variational Bayes for the priors of a side whose elements are one for each component, term by term."""
+    shape, rate = (np.asarray(x) for x in gamma)
+    log_precision, precision = digamma(shape) - np.log(rate), shape / rate
+    square = (vectors.mean - moments.mean) ** 2 + vectors.variance + moments.variance
+    value = np.sum(0.5 * (log_precision - precision * square) + 0.5 * np.log(vectors.variance))
+    value += np.sum(scipy.stats.norm(side.mean_mean, np.sqrt(side.mean_variance)).logpdf(moments.mean))
+    value += np.sum(-0.5 * moments.variance / side.mean_variance + 0.5 * np.log(moments.variance))
+    value += np.sum(scipy.stats.gamma.entropy(shape, scale=1.0 / rate))
+    return value + np.sum((np.asarray(side.shape) - 1.0) * log_precision - side.rate * precision)
+
+
+@needs_float64
+def test_components_get_the_scale_that_is_best_for_their_priors():
+    """The bound over a grid of scales, vectors and priors multiplied along; products have the moments they had."""
+    rng = np.random.default_rng(2)
+    index = [jnp.tile(jnp.arange(2), (num, 1)) for num in (7, 5)]
+    ones = jnp.ones(2)
+    sides, posteriors, vectors = [], [], []
+    for own in index:
+        blank = jnp.zeros(own.shape)
+        sides.append(SideHyper(blank, blank + 1.0, own, ones - 1.0, ones, own, 5.0 * ones, 5.0 * ones))
+        vectors.append(Moments(*map(jnp.asarray, (3.0 * rng.normal(size=own.shape), rng.uniform(0.1, 1.0, own.shape)))))
+        mean = Moments(jnp.asarray(rng.normal(size=2)), jnp.asarray(rng.uniform(0.1, 0.3, 2)))
+        posteriors.append(SidePosterior(mean, GammaMessage(8.0 * ones, jnp.asarray(rng.uniform(3.0, 60.0, 2)))))
+    posteriors, moved = rescaled(tuple(sides), tuple(posteriors), tuple(vectors), jnp.array([True, False]))
+    np.testing.assert_array_equal(moved[0].mean[:, 1], vectors[0].mean[:, 1])
+    assert abs(np.log(moved[0].mean[0, 0] / vectors[0].mean[0, 0])) > 0.1
+    np.testing.assert_allclose(
+        moved[0].mean[:, :1] @ moved[1].mean[:, :1].T, vectors[0].mean[:, :1] @ vectors[1].mean[:, :1].T
+    )
+
+    def bound(scale):
+        value = 0.0
+        for side, own, seen, first in zip(sides, posteriors, moved, (scale, 1.0 / scale), strict=True):
+            c = np.array([first, 1.0])
+            mean = Moments(own.mean.mean * c, own.mean.variance * c**2)
+            gamma = own.precision._replace(rate=own.precision.rate * c**2)
+            value += prior_gain(side, mean, gamma, Moments(seen.mean * c, seen.variance * c**2))
+        return value
+
+    grid = np.exp(np.linspace(-1.0, 1.0, 41))
+    assert np.argmax([bound(c) for c in grid]) == 20
+    np.testing.assert_allclose(bound(1.001), bound(0.999), rtol=1e-8)
+
+
+@needs_float64
 def test_levels_have_probabilities():
     """Those of the table where no boundary overtakes the next, else none is negative; all add up to one."""
     for case in json.loads((REFERENCE / "hm_ordinal_predictive.json").read_text()):
@@ -152,6 +234,21 @@ def test_noise_and_cut_points_are_found_by_what_they_do(prior):
     ):
         np.testing.assert_allclose(found, np.broadcast_to(expected, found.shape), rtol=1e-5)
     assert reading.sides == (("w", "bias"), ("z",))
+
+
+@needs_float64
+def test_sweeps_are_those_of_variational_bayes():
+    """Which looks at its bound after each of them."""
+    form = read(ratings, USER, ITEM, RATING)[1]
+    sides = [Moments(side.mean + 0.3, jnp.full(side.mean.shape, 0.5)) for side in form.sides]
+    start = init(form, *sides)
+    factor = Message(jnp.asarray(RNG.normal(size=40)), jnp.asarray(RNG.uniform(0.2, 2.0, 40)))
+    found = hybrid.swept(form.cells, factor, start.rows, start.columns, num_sweeps=7)
+    expected = hybrid.variational(form.cells, factor, start.rows, start.columns, num_sweeps=7)
+    for own, other in zip(found, expected, strict=False):
+        np.testing.assert_allclose(own.seen.mean, other.seen.mean, rtol=1e-10)
+        np.testing.assert_allclose(own.seen.variance, other.seen.variance, rtol=1e-10)
+    assert np.max(np.abs(found[0].seen.mean - start.rows.seen.mean)) > 0.1
 
 
 def uneven(user, item, rating):

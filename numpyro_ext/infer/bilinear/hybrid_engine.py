@@ -28,6 +28,7 @@ from .algorithms import hybrid
 from .algorithms import sweeps as core
 from .algorithms.incidence import step_sizes
 from .algorithms.messages import next_damping
+from .algorithms.ratings.iterations import CHUNK as RATINGS_CHUNK
 from .algorithms.ratings.variances import Rule
 from .algorithms.schedules.loop import SolveInfo
 from .answers import BilinearAnswers
@@ -269,13 +270,13 @@ class BilinearEP(BilinearAnswers):
             state, before = init_state.state, init_state.num_steps if init_state.data_digest == digest else 0
 
         def solve(values: Array, state: Any, num_steps: Any, _: Any) -> tuple[Array, Any, StepInfo]:
-            pace = self.damping, self.warm_up, self._tolerance(), _CHUNK
+            pace = self.damping, self.warm_up, self._tolerance(), RATINGS_CHUNK
             return values, *model.solve(state, num_steps, *pace)
 
         def explain_unstable(_: object, value: float) -> str:
             return _UNSTABLE.format(value)
 
-        problem = self._iterations(solve, space, digest, explain_unstable, of="a mean")
+        problem = self._iterations(solve, space, digest, explain_unstable, of="a mean", chunk=RATINGS_CHUNK)
         found, info = fit_in_chunks(problem, values, state, before=before)
         number, last = int(info.solved.num_refused), found.last_state
         points = space.pack(model.points(last.state.messages))
@@ -287,7 +288,14 @@ class BilinearEP(BilinearAnswers):
         return NoiseRun(reading, space, found, rng_key, self.num_samples, model.answers, model)
 
     def _iterations(
-        self, solve: Any, space: UnconstrainedSpace, digest: str, explain: Any, *, of: str = "the mean of a predictor"
+        self,
+        solve: Any,
+        space: UnconstrainedSpace,
+        digest: str,
+        explain: Any,
+        *,
+        of: str = "the mean of a predictor",
+        chunk: int = _CHUNK,
     ) -> Iterations:
         return Iterations(
             solve=solve,
@@ -301,7 +309,7 @@ class BilinearEP(BilinearAnswers):
             change=f"The largest change of {of}, in standard deviations and without damping,",
             explain=explain,
             num_steps=self.num_steps,
-            chunk=_CHUNK,
+            chunk=chunk,
             name=type(self).__name__,
             unit="steps",
             show_bar=self.progress_bar,

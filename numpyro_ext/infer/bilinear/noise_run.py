@@ -32,7 +32,7 @@ from .algorithms.cells import Block
 from .algorithms.incidence import step_sizes
 from .algorithms.messages import Moments
 from .algorithms.ratings import cuts as cut_points
-from .algorithms.ratings import noise
+from .algorithms.ratings import iterations, noise
 from .algorithms.ratings.variances import GammaMessage, Rule, gamma_of
 from .algorithms.schedules.loop import SolveInfo
 from .marginals.levels import level_probabilities, mean_level_probabilities
@@ -47,10 +47,10 @@ _spectral_start = jax.jit(hybrid.spectral_start)
 
 
 @jax.jit
-def _paced(form: NoisyBilinear, rows: Moments, columns: Moments, damping: object) -> noise.Paced:
+def _paced(form: NoisyBilinear, rows: Moments, columns: Moments, damping: object) -> iterations.Paced:
     messages = noise.init(form, rows, columns)
     dtype = messages.factor.shift.dtype
-    return noise.Paced(messages, jnp.asarray(damping, dtype), jnp.asarray(jnp.inf, dtype), jnp.asarray(0))
+    return iterations.Paced(messages, jnp.asarray(damping, dtype), jnp.asarray(jnp.inf, dtype), jnp.asarray(0))
 
 
 class NoisyModel:
@@ -72,7 +72,7 @@ class NoisyModel:
         """The form at values of all sites outside the two sides."""
         return self.answers.form(self.reading.data, dict(hyper))
 
-    def start(self, hyper: Mapping[str, Array], damping: float, rng_key: Array) -> noise.Paced:
+    def start(self, hyper: Mapping[str, Array], damping: float, rng_key: Array) -> iterations.Paced:
         """State before the first iteration: products along the leading singular vectors of what cells say alone."""
         found = _spectral_start(self.form_at(hyper), rng_key)
         return _paced(self.form, found.rows.seen, found.columns.seen, damping)
@@ -83,15 +83,15 @@ class NoisyModel:
         return jax.eval_shape(_paced, self.form, *sides, 1.0)
 
     def solve(
-        self, state: noise.Paced, num_steps: object, damping: float, warm_up: int, tol: float, chunk: int
-    ) -> tuple[noise.Paced, StepInfo]:
+        self, state: iterations.Paced, num_steps: object, damping: float, warm_up: int, tol: float, chunk: int
+    ) -> tuple[iterations.Paced, StepInfo]:
         """Iterations, at most ``chunk``."""
         dtype = state.damping.dtype
         arguments = jnp.asarray(num_steps), jnp.asarray(damping, dtype), jnp.asarray(warm_up), jnp.asarray(tol, dtype)
-        state, info, trace, count = noise.iterate(self.form, state, *arguments, rule=self.rule, chunk=chunk)
+        state, info, trace, count = iterations.iterate(self.form, state, *arguments, rule=self.rule, chunk=chunk)
         value = trace[jnp.maximum(count - 1, 0)]
         solved = SolveInfo(
-            noise.has_settled(state, info, warm_up, tol), count, value, trace, info.change, info.num_skipped
+            iterations.has_settled(state, info, warm_up, tol), count, value, trace, info.change, info.num_skipped
         )
         return state, StepInfo(solved, value, jnp.zeros((), dtype), jnp.zeros((self.space.size,), bool))
 

@@ -42,6 +42,7 @@ __all__ = [
     "prior_moments",
     "spectral_start",
     "step",
+    "swept",
     "variational",
 ]
 
@@ -240,14 +241,49 @@ def variational(
     :param int num_sweeps: at most.
     :return: both sides, the bound, and whether it settled.
     """
+
+    def advance(carry: tuple[_Blocks, Array, Array, Array]) -> tuple[_Blocks, Array, Array, Array]:
+        blocks, value, _, count = carry
+        moved = _sweep(form, factor, (rows, columns), blocks, predictor_moments(form, *blocks)[0])[0]
+        new = _bound(form, factor, rows._replace(seen=moved[0]), columns._replace(seen=moved[1]))
+        return moved, new, value, count + 1
+
+    def proceed(carry: tuple[_Blocks, Array, Array, Array]) -> Array:
+        _, value, before, count = carry
+        return (count < num_sweeps) & ~(jnp.abs(value - before) < _VB_TOL * jnp.abs(value))
+
+    blank = jnp.asarray(-jnp.inf, factor.shift.dtype)
+    start = (rows.seen, columns.seen), blank, blank, jnp.asarray(0)
+    blocks, value, _, count = lax.while_loop(proceed, advance, start)
+    return rows._replace(seen=blocks[0]), columns._replace(seen=blocks[1]), value, count < num_sweeps
+
+
+def swept(
+    form: Bilinear, factor: Message, rows: SideState, columns: SideState, *, num_sweeps: int
+) -> tuple[SideState, SideState]:
+    """Sweeps of :func:`variational`, without a look at their bound."""
+    blocks = rows.seen, columns.seen
+    blocks, _ = lax.fori_loop(
+        0,
+        num_sweeps,
+        lambda _, found: _sweep(form, factor, (rows, columns), *found),
+        (blocks, predictor_moments(form, *blocks)[0]),
+    )
+    return rows._replace(seen=blocks[0]), columns._replace(seen=blocks[1])
+
+
+_Blocks = tuple[Moments, Moments]
+
+
+def _sweep(
+    form: Bilinear, factor: Message, sides: tuple[SideState, SideState], blocks: _Blocks, total: Array
+) -> tuple[_Blocks, Array]:
+    """One sweep of variational Bayes, with the means of the predictors before and after it."""
     index = (form.row_index, form.column_index)
-    sides = (rows, columns)
     k = form.coupling.shape[-1]
     linear = (form.row_linear, form.column_linear)
 
-    Blocks = tuple[Moments, Moments]
-
-    def update(side: int, d: Array, blocks: Blocks, total: Array, is_paired: bool) -> tuple[Blocks, Array]:
+    def update(side: int, d: Array, blocks: _Blocks, total: Array, is_paired: bool) -> tuple[_Blocks, Array]:
         """One component of one side, from its expected coefficient in each cell; and the means of the predictors."""
         own, other = blocks[side], blocks[1 - side]
         mean, spread = jnp.zeros_like(total), jnp.zeros_like(total)
@@ -267,32 +303,19 @@ def variational(
         new = Moments(own.mean.at[:, d].set(shift / precision), own.variance.at[:, d].set(1.0 / precision))
         return (new, other) if side == 0 else (other, new), rest + new.mean[index[side], d] * mean
 
-    def visit(d: Array, carry: tuple[Blocks, Array]) -> tuple[Blocks, Array]:
+    def visit(d: Array, carry: tuple[_Blocks, Array]) -> tuple[_Blocks, Array]:
         for side in range(2):
             carry = update(side, d, *carry, is_paired=True)
         return carry
 
-    def sweep(carry: tuple[Moments, Moments, Array, Array, Array]) -> tuple[Moments, Moments, Array, Array, Array]:
-        *blocks, value, _, count = carry
-        moved = lax.fori_loop(0, k, visit, (tuple(blocks), predictor_moments(form, *blocks)[0]))
-        for side, block in enumerate(blocks):
+    moved = lax.fori_loop(0, k, visit, (blocks, total))
+    for side, block in enumerate(blocks):
 
-            def alone(d: Array, carry: tuple[Blocks, Array], side: int = side) -> tuple[Blocks, Array]:
-                return update(side, d, *carry, is_paired=False)
+        def alone(d: Array, carry: tuple[_Blocks, Array], side: int = side) -> tuple[_Blocks, Array]:
+            return update(side, d, *carry, is_paired=False)
 
-            moved = lax.fori_loop(k, block.mean.shape[1], alone, moved)
-        row_block, column_block = moved[0]
-        new = _bound(form, factor, rows._replace(seen=row_block), columns._replace(seen=column_block))
-        return row_block, column_block, new, value, count + 1
-
-    def proceed(carry: tuple[Moments, Moments, Array, Array, Array]) -> Array:
-        _, _, value, before, count = carry
-        return (count < num_sweeps) & ~(jnp.abs(value - before) < _VB_TOL * jnp.abs(value))
-
-    blank = jnp.asarray(-jnp.inf, factor.shift.dtype)
-    start = rows.seen, columns.seen, blank, blank, jnp.asarray(0)
-    row_block, column_block, value, _, count = lax.while_loop(proceed, sweep, start)
-    return rows._replace(seen=row_block), columns._replace(seen=column_block), value, count < num_sweeps
+        moved = lax.fori_loop(k, block.mean.shape[1], alone, moved)
+    return moved
 
 
 def _bound(form: Bilinear, factor: Message, rows: SideState, columns: SideState) -> Array:

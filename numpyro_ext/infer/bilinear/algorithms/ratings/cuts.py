@@ -176,7 +176,7 @@ def _update_known(form: NoisyBilinear, state: CutState, value: Message, damping:
     mean = value.shift / precision
     inside = normal_interval((lower - mean) * root, (upper - mean) * root)
     # as differences of the moments lose the digits of wide intervals
-    new_precision = precision * jnp.maximum(1.0 - inside.variance, 0.0) / inside.variance
+    new_precision = precision * inside.shrinkage / inside.variance
     new_shift = (mean + inside.mean / root) * (precision + new_precision) - value.shift
     new = Message(new_shift[:, None], new_precision[:, None])
     is_valid = (is_sound & jnp.isfinite(new_shift))[:, None]

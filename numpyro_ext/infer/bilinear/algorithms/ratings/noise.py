@@ -9,10 +9,8 @@ the variance where it sends to Gaussians, and by one of four rules where it send
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -20,13 +18,13 @@ from .....potentials.families.ordinal import CumulativeProbitPotential
 from .....structure.bilinear.form import Bilinear, GaussianSide
 from .....structure.bilinear.noisy.form import NoisyBilinear
 from .. import hybrid
-from ..messages import Message, Moments, as_message, damped, divided, mean_of, next_damping, nothing, times
+from ..messages import Message, Moments, as_message, damped, divided, mean_of, nothing, times
 from . import cuts as cut_points
 from .cuts import CutState
-from .side_hyper import SidePosterior, prior_at_points, prior_message, side_start, updated_side
+from .side_hyper import SidePosterior, prior_at_points, prior_message, rescaled, side_start, updated_side
 from .variances import GammaMessage, Rule, gamma_of, updated_gammas
 
-__all__ = ["NoiseInfo", "NoiseState", "Paced", "at_points", "has_settled", "init", "iterate", "noise_variances", "step"]
+__all__ = ["NoiseInfo", "NoiseState", "at_points", "init", "noise_variances", "step"]
 
 _VB_SWEEPS = 10
 _VISITS = 3
@@ -50,16 +48,6 @@ class NoiseState(NamedTuple):
     sides: tuple[SidePosterior, SidePosterior]
 
 
-class Paced(NamedTuple):
-    """Messages, and the pace at which they change: slower where an iteration moved further than the last."""
-
-    messages: NoiseState
-    damping: Array
-    change: Array
-    num_steps: Array
-    """Iterations so far."""
-
-
 class NoiseInfo(NamedTuple):
     """Outcome of one iteration."""
 
@@ -67,6 +55,8 @@ class NoiseInfo(NamedTuple):
     """Largest change of a mean in its standard deviations, had the step not been damped."""
     num_skipped: Array
     """Messages that stayed as they were, as the new ones would have been no densities."""
+    num_limited: Array
+    """Variances of noise that went only a part of their way."""
 
 
 def init(form: NoisyBilinear, rows: Moments, columns: Moments) -> NoiseState:
@@ -123,7 +113,7 @@ def step(
     :param str rule: by which messages to variances are made.
 
     Cost: ten passes of variational Bayes over the cells; for each cell and boundary a normal distribution function,
-    and with ``"quadrature"`` 96 exponentials for each cell and variance.
+    and with ``"quadrature"`` 80 exponentials or logs for each cell and variance.
     """
     zero = jnp.asarray(0)
     cuts, skipped = lax.fori_loop(
@@ -139,10 +129,10 @@ def step(
     to_predictor = Message(*(jnp.where(has_said, x, y) for x, y in zip(to_predictor, state.factor, strict=True)))
     factor = damped(state.factor, to_predictor, damping, may_vanish=True)
 
-    scales, skipped_scales = updated_gammas(
+    scales, skipped_scales, limited = updated_gammas(
         form, state.scales, above, below, noise, has_said, damping * learns_noise, rule=rule
     )
-    rows, columns, _, _ = hybrid.variational(form.cells, factor, state.rows, state.columns, num_sweeps=_VB_SWEEPS)
+    rows, columns = hybrid.swept(form.cells, factor, state.rows, state.columns, num_sweeps=_VB_SWEEPS)
     mean, variance = hybrid.predictor_moments(form.cells, rows.seen, columns.seen)
     new_product = divided(as_message(Moments(mean, variance)), factor)
     product = damped(state.product, new_product, damping)
@@ -150,18 +140,25 @@ def step(
     noise = noise_variances(form, scales, of_cavities=True)
     value = damped(state.value, as_message(below._replace(variance=below.variance + noise)), damping)
 
+    before, seen = rescaled(form.sides, state.sides, (rows.seen, columns.seen), _is_silent(form.cells))
     sides, blocks = [], []
-    for hyper, old, moved in zip(form.sides, state.sides, (rows, columns), strict=True):
-        sides.append(updated_side(hyper, old, moved.seen))
-        blocks.append(hybrid.from_cells(moved, 1.0)._replace(prior=prior_message(hyper, sides[-1])))
+    for hyper, old, own in zip(form.sides, before, seen, strict=True):
+        sides.append(updated_side(hyper, old, own))
+        moved = hybrid.from_cells(hybrid.SideState(own, prior_message(hyper, old), nothing(own.mean)), 1.0)
+        blocks.append(moved._replace(prior=prior_message(hyper, sides[-1])))
     new = NoiseState(cuts, value, factor, product, blocks[0], blocks[1], scales, (sides[0], sides[1]))
     number = skipped + skipped_scales + jnp.sum(~(new_product.precision > 0.0))
-    return new, NoiseInfo(_change(form, state, new) / damping, number)
+    return new, NoiseInfo(_change(form, state, new) / damping, number, limited)
 
 
-def has_settled(paced: Paced, info: NoiseInfo, warm_up: Array | int, tol: Array | float) -> Array:
-    """True if an undamped iteration, in which noise moves, would change next to nothing."""
-    return (info.change < tol) & (paced.num_steps > warm_up)
+def _is_silent(cells: Bilinear) -> Array:
+    """For each component that is multiplied with one of the other side, whether no cell sees it otherwise."""
+    num = cells.coupling.shape[-1]
+    found = jnp.ones(num, bool)
+    for linear in (cells.row_linear, cells.column_linear):
+        if linear.shape[-1]:
+            found &= jnp.all(linear[:, :num] == 0.0, 0)
+    return found
 
 
 def _change(form: NoisyBilinear, before: NoiseState, after: NoiseState) -> Array:
@@ -213,52 +210,3 @@ def at_points(form: NoisyBilinear, state: NoiseState) -> tuple[Bilinear, hybrid.
         for block, prior in zip((state.rows, state.columns), priors, strict=True)
     )
     return point, hybrid.HybridState(factor, product, rows, columns)
-
-
-@partial(jax.jit, static_argnames=("rule", "chunk"))
-def iterate(
-    form: NoisyBilinear,
-    paced: Paced,
-    num_steps: Array,
-    damping: Array,
-    warm_up: Array,
-    tol: Array,
-    *,
-    rule: Rule,
-    chunk: int,
-) -> tuple[Paced, NoiseInfo, Array, Array]:
-    """Iterations, at most ``chunk``, until one would change next to nothing.
-
-    :param NoisyBilinear form: the model.
-    :param Paced paced: from where to go on.
-    :param num_steps: how many iterations there may be.
-    :param damping: largest share of new messages.
-    :param warm_up: iterations, from the very first, in which noise keeps its prior.
-    :param tol: change at which iterations end.
-    :param str rule: see :func:`step`.
-    :param int chunk: length of the trace.
-    :return: the state, the last info, estimates of the log evidence padded with nan, and the number of iterations.
-    """
-
-    def evidence(messages: NoiseState) -> Array:
-        return hybrid.log_evidence(*at_points(form, messages))
-
-    def proceed(carry: tuple[Paced, NoiseInfo, Array, Array]) -> Array:
-        paced, info, _, count = carry
-        goes_on: Array = (count < jnp.minimum(num_steps, chunk)) & ~has_settled(paced, info, warm_up, tol)
-        return goes_on & ((count == 0) | jnp.isfinite(info.change))
-
-    def advance(carry: tuple[Paced, NoiseInfo, Array, Array]) -> tuple[Paced, NoiseInfo, Array, Array]:
-        paced, _, trace, count = carry
-        learns_noise = paced.num_steps >= warm_up
-        messages, info = step(form, paced.messages, paced.damping, learns_noise, rule=rule)
-        # Where noise begins to move, the change grows for once.
-        before = jnp.where(paced.num_steps == warm_up, jnp.inf, paced.change)
-        pace = next_damping(paced.damping, info.change, before, damping)
-        new = Paced(messages, pace, info.change, paced.num_steps + 1)
-        return new, info, trace.at[count].set(evidence(messages)), count + 1
-
-    dtype = paced.messages.factor.shift.dtype
-    blank = NoiseInfo(jnp.asarray(jnp.inf, dtype), jnp.asarray(0))
-    trace = jnp.full((chunk,), jnp.nan, dtype)
-    return lax.while_loop(proceed, advance, (paced, blank, trace, jnp.asarray(0)))

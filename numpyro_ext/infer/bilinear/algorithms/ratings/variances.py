@@ -6,18 +6,19 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from .....structure.bilinear.noisy.form import NoisyBilinear, Scale
 from ..messages import Moments
 
-__all__ = ["GammaMessage", "Rule", "gamma_of", "matched_gamma", "updated_gammas"]
+__all__ = ["GammaMessage", "Rule", "gamma_of", "matched_gamma", "share_of_way", "updated_gammas"]
 
 Rule = Literal["quadrature", "variational", "mean", "mode"]
-_NUM_NODES = 96
-_REACH = 36.0
+_COARSE, _NUM_NODES = 16, 48
+_REACH = 25.0
 """Logs below the maximum at which the tails of the tilted density are cut off."""
+_LARGEST_FACTOR = 3.0
+"""By which a variance changes in one iteration."""
 
 
 class GammaMessage(NamedTuple):
@@ -35,13 +36,7 @@ def gamma_of(
     :param bool of_cavities: without the message of the cell.
     :param bool of_groups: one for each group of cells, and not for each cell.
     """
-    num = scale.shape.shape[0]
-    total = GammaMessage(
-        *(
-            prior + jax.ops.segment_sum(x, scale.group, num)
-            for prior, x in zip((scale.shape, scale.rate), messages, strict=True)
-        )
-    )
+    total = GammaMessage(*(x + y for x, y in zip((scale.shape, scale.rate), _summed(scale, messages), strict=True)))
     if of_groups:
         return total
     own = [x[scale.group] for x in total]
@@ -63,7 +58,7 @@ def matched_gamma(difference: Array, spread: Array, factor: Array, cavity: Gamma
     """
     a, b = cavity
     if rule == "quadrature":
-        first, second = _exact_moments(difference, spread, factor, cavity)
+        first, width = _exact_moments(difference, spread, factor, cavity)
     else:
         offset = 1.0 if rule == "mode" else -1.0
 
@@ -74,26 +69,72 @@ def matched_gamma(difference: Array, spread: Array, factor: Array, cavity: Gamma
         start = log_z(a)
         first = a / b * jnp.exp(log_z(a + 1.0) - start)
         second = a * (a + 1.0) / b**2 * jnp.exp(log_z(a + 2.0) - start)
-    width = second - first**2
+        width = second - first**2
     return GammaMessage(first**2 / width, first / width)
 
 
 def _exact_moments(x: Array, s: Array, k: Array, cavity: GammaMessage) -> tuple[Array, Array]:
-    """First two moments of the precision by the trapezoid rule in its logarithm, whose error is exponentially small."""
+    """Mean and variance of the precision by the trapezoid rule in its logarithm, whose error is exponentially small.
+
+    A coarse rule finds where the density is, a fine one integrates over that. One node of all cells comes after the
+    other, so that nothing is kept per node.
+    """
     a, b = cavity
+    half_rate = 0.5 * x**2
     # The tilted density lies between those with the shape a and the rate b + x**2 / (2 k), and with a + 1/2 and b.
-    lower = jnp.log(a / (b + 0.5 * x**2 / k)) - _REACH / a - jnp.sqrt(2.0 * _REACH / a)
-    upper = jnp.log((a + 0.5 + _REACH + jnp.sqrt(2.0 * _REACH * a)) / b)
-    nodes = jnp.asarray((np.arange(_NUM_NODES) + 0.5) / _NUM_NODES, a.dtype)
-    t = lower[..., None] + (upper - lower)[..., None] * nodes
-    precision = jnp.exp(t)
-    variance = s[..., None] + k[..., None] / precision
-    log_density = a[..., None] * t - b[..., None] * precision
-    log_density += -0.5 * (jnp.log(variance) + x[..., None] ** 2 / variance)
-    weight = jax.nn.softmax(log_density, axis=-1)
-    first = jnp.sum(weight * precision, -1)
-    # Around the mean, where nothing cancels.
-    return first, first**2 + jnp.sum(weight * (precision - first[..., None]) ** 2, -1)
+    lower = jnp.log(a / (b + half_rate / k)) - _left(_REACH / a)
+    upper = jnp.log((a + 0.5) / b) + _right(_REACH / (a + 0.5))
+    width = (upper - lower) / (_COARSE - 1)
+
+    def log_density(t: Array, precision: Array) -> Array:
+        variance = s + k / precision
+        return a * t - b * precision - half_rate / variance - 0.5 * jnp.log(variance)
+
+    def look(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        t, precision, peak, top = carry
+        value = log_density(t, precision)
+        is_higher = value > top
+        return t + width, precision * ratio, jnp.where(is_higher, t, peak), jnp.maximum(top, value)
+
+    ratio = jnp.exp(width)
+    before = lower, jnp.exp(lower), lower, jnp.full_like(lower, -jnp.inf)
+    _, _, peak, top = lax.fori_loop(0, _COARSE, look, before)
+
+    def narrow(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        t, precision, first, last = carry
+        is_inside = log_density(t, precision) > top - _REACH
+        first = jnp.where(is_inside, jnp.minimum(first, t), first)
+        return t + width, precision * ratio, first, jnp.where(is_inside, t, last)
+
+    _, _, first, last = lax.fori_loop(0, _COARSE, narrow, (lower, jnp.exp(lower), peak, peak))
+    lower, upper = jnp.maximum(lower, first - width), jnp.minimum(upper, last + width)
+    width = (upper - lower) / _NUM_NODES
+    ratio, unit = jnp.exp(width), jnp.exp(peak)
+
+    def add(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        t, precision, total, first, second = carry
+        variance = s + k / precision
+        weight = jnp.exp(a * t - b * precision - half_rate / variance - top) * lax.rsqrt(variance)
+        offset = precision / unit - 1.0
+        return t + width, precision * ratio, total + weight, first + weight * offset, second + weight * offset**2
+
+    zero = jnp.zeros_like(lower)
+    start = lower + 0.5 * width
+    _, _, total, first, second = lax.fori_loop(0, _NUM_NODES, add, (start, jnp.exp(start), zero, zero, zero))
+    # Around the peak, where little cancels.
+    first, second = first / total, second / total
+    return unit * (1.0 + first), unit**2 * (second - first**2)
+
+
+def _left(drop: Array) -> Array:
+    """By how much at most the log of a gamma variable is below its peak where the log density has lost ``drop``, in
+    units of the shape."""
+    return drop + jnp.minimum(jnp.sqrt(2.0 * drop), 1.0)
+
+
+def _right(drop: Array) -> Array:
+    """The same above the peak."""
+    return jnp.log1p(drop + jnp.sqrt(2.0 * drop))
 
 
 def updated_gammas(
@@ -106,7 +147,7 @@ def updated_gammas(
     damping: Array,
     *,
     rule: Rule,
-) -> tuple[tuple[GammaMessage, ...], Array]:
+) -> tuple[tuple[GammaMessage, ...], Array, Array]:
     """Messages of the noise factor of each cell to its variances, all from the same state.
 
     :param messages: before, for each site of variances.
@@ -116,11 +157,11 @@ def updated_gammas(
     :param has_said: false for cells whose category says nothing yet.
     :param damping: share of new messages.
     :param str rule: see :func:`matched_gamma`; ``"variational"`` is a step of variational Bayes.
-    :return: the messages, and how many of them stayed as they were.
+    :return: the messages, how many of them stayed as they were, and how many variances went a part of their way.
     """
     difference, spread = above.mean - below.mean, above.variance + below.variance
     totals = [gamma_of(s, m) for s, m in zip(form.scales, messages, strict=True)]
-    new, skipped = [], jnp.asarray(0)
+    new, skipped, limited = [], jnp.asarray(0), jnp.asarray(0)
     for number, (scale, old) in enumerate(zip(form.scales, messages, strict=True)):
         cavity = gamma_of(scale, old, of_cavities=True)
         # The mean of the variance is asked for by the rule of this name alone.
@@ -137,13 +178,40 @@ def updated_gammas(
             factor = noise / (safe.rate / (safe.shape + 1.0))
             found = matched_gamma(difference, spread, factor, safe, rule=rule)
             step = GammaMessage(found.shape - cavity.shape, found.rate - cavity.rate)
-        total_shape, total_rate = cavity.shape + step.shape, cavity.rate + step.rate
         is_valid = is_sound & jnp.isfinite(step.shape) & jnp.isfinite(step.rate)
-        is_valid &= (total_shape > 0.0) & (total_rate > 0.0)
-        moved = GammaMessage(*(jnp.where(is_valid, x + damping * (y - x), x) for x, y in zip(old, step, strict=True)))
-        # Messages that are sound one by one may together leave no density of their group.
-        group = gamma_of(scale, moved)
-        is_valid &= (group.shape > 1.0) & (group.rate > 0.0)
-        new.append(GammaMessage(*(jnp.where(is_valid, x, y) for x, y in zip(moved, old, strict=True))))
+        is_valid &= (cavity.shape + step.shape > 0.0) & (cavity.rate + step.rate > 0.0)
+        move = GammaMessage(*(jnp.where(is_valid, damping * (y - x), 0.0) for x, y in zip(old, step, strict=True)))
+        share = share_of_way(gamma_of(scale, old, of_groups=True), _summed(scale, move))
+        new.append(GammaMessage(*(x + share[scale.group] * y for x, y in zip(old, move, strict=True))))
         skipped += jnp.sum(~is_valid & has_said & (damping > 0.0))
-    return tuple(new), skipped
+        limited += jnp.sum(share < 1.0)
+    return tuple(new), skipped, limited
+
+
+def share_of_way(before: GammaMessage, move: GammaMessage) -> Array:
+    """Share of its way that each group may go: messages that are sound one by one may together overshoot.
+
+    No shape comes nearer to one than half of the way, no rate falls below its half, and no ratio of them changes by
+    more than a factor.
+
+    :param GammaMessage before: shape and rate of each group.
+    :param GammaMessage move: what all messages would add to them.
+    """
+    shape, rate = before
+    least = jnp.where(shape > 1.0, 0.5 * (shape + 1.0), 0.5 * shape)
+    limits = [_until(move.shape, least - shape), _until(move.rate, -0.5 * rate)]
+    for factor in (_LARGEST_FACTOR, 1.0 / _LARGEST_FACTOR):
+        # linear in the share: rate + share * move of it, less the factor times the same of the shape
+        limits.append(_until(move.rate - factor * rate / shape * move.shape, (factor - 1.0) * rate))
+    return jnp.min(jnp.stack([jnp.ones_like(shape), *limits]), 0)
+
+
+def _until(move: Array, end: Array) -> Array:
+    """Share of a move after which the end is reached, if it goes towards it; else one."""
+    goes_there = move * end > 0.0
+    return jnp.where(goes_there, end / jnp.where(goes_there, move, 1.0), 1.0)
+
+
+def _summed(scale: Scale, messages: GammaMessage) -> GammaMessage:
+    num = scale.shape.shape[0]
+    return GammaMessage(*(jax.ops.segment_sum(x, scale.group, num) for x in messages))
