@@ -197,7 +197,8 @@ class BilinearEP(BilinearAnswers):
     :param model: a NumPyro model.
     :param int num_steps: iterations at most.
     :param float tol: largest change of the mean of a predictor, in its standard deviations and without damping, at
-        which a run has converged; by default ``1e-4``, in float32 ``1e-3``.
+        which a run has converged; by default ``1e-4``, in float32 ``1e-3``. With latent noise also of the means of
+        noise, cut points and priors.
     :param float damping: share of new messages, above zero and at most one; it is halved, to a fiftieth at least, after
         an iteration that moves further than the one before, and grows again after others.
     :param str noise: how variances of noise hear of each cell: ``"quadrature"`` matches the first two moments of the
@@ -208,7 +209,8 @@ class BilinearEP(BilinearAnswers):
         ``progress_bar``.
 
     Cost: for each iteration some tens of passes over the cells, and the cube of the number of vectors that depend on
-    each other for each component.
+    each other for each component. With latent noise some seven microseconds for each cell of five levels at rank ten,
+    and three kilobytes, since iterations are extrapolated from the last seven.
     """
 
     def __init__(

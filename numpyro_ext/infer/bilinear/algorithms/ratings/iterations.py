@@ -34,7 +34,8 @@ class Paced(NamedTuple):
     messages: NoiseState
     damping: Array
     change: Array
-    """Largest change of the last iteration; infinite where the next may change more."""
+    """Length of the last change of all means, in their deviations and without damping; infinite where the next may be
+    longer."""
     num_steps: Array
     """Iterations so far."""
 
@@ -84,19 +85,20 @@ def iterate(
         paced, _, history, trace, count = carry
         learns_noise = paced.num_steps >= warm_up
         messages, info = step(form, paced.messages, paced.damping, learns_noise, rule=rule)
+        point, measure = _packed(paced.messages), partial(_in_deviations, form, paced.messages)
+        residual = _packed(messages) - point
+        length = jnp.linalg.norm(measure(residual))
         # Where noise begins to move, the change grows for once.
         before = jnp.where(paced.num_steps == warm_up, jnp.inf, paced.change)
-        pace = next_damping(paced.damping, info.change, before, damping)
-        new = Paced(messages, pace, info.change, paced.num_steps + 1)
-        point = _packed(paced.messages)
-        residual, measure = _packed(messages) - point, partial(_in_deviations, form, paced.messages)
-        history = remember(history, point, residual, jnp.linalg.norm(measure(residual)))
+        pace = next_damping(paced.damping, length / paced.damping, before, damping)
+        new = Paced(messages, pace, length / paced.damping, paced.num_steps + 1)
+        history = remember(history, point, residual, length)
         target, is_jump = extrapolated(
             history, measure, period=_PERIOD, largest_change=float("inf"), singular=_SINGULAR
         )
         ahead = _unpacked(form, messages, target)
         is_jump &= _is_sound(form, ahead) & ~has_settled(new, info, warm_up, tol)
-        jumped = new._replace(messages=ahead, change=jnp.full_like(info.change, jnp.inf))
+        jumped = new._replace(messages=ahead, change=jnp.full_like(length, jnp.inf))
         new = jax.tree.map(partial(jnp.where, is_jump), jumped, new)
         # another pace is another iteration
         is_same = (pace == paced.damping) & (paced.num_steps != warm_up)

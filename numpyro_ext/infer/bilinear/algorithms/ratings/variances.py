@@ -80,15 +80,15 @@ def _exact_moments(x: Array, s: Array, k: Array, cavity: GammaMessage) -> tuple[
     other, so that nothing is kept per node.
     """
     a, b = cavity
-    half_rate = 0.5 * x**2
+    half_square = 0.5 * x**2
     # The tilted density lies between those with the shape a and the rate b + x**2 / (2 k), and with a + 1/2 and b.
-    lower = jnp.log(a / (b + half_rate / k)) - _left(_REACH / a)
+    lower = jnp.log(a / (b + half_square / k)) - _left(_REACH / a)
     upper = jnp.log((a + 0.5) / b) + _right(_REACH / (a + 0.5))
     width = (upper - lower) / (_COARSE - 1)
 
     def log_density(t: Array, precision: Array) -> Array:
         variance = s + k / precision
-        return a * t - b * precision - half_rate / variance - 0.5 * jnp.log(variance)
+        return a * t - b * precision - half_square / variance - 0.5 * jnp.log(variance)
 
     def look(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         t, precision, peak, top = carry
@@ -114,7 +114,7 @@ def _exact_moments(x: Array, s: Array, k: Array, cavity: GammaMessage) -> tuple[
     def add(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         t, precision, total, first, second = carry
         variance = s + k / precision
-        weight = jnp.exp(a * t - b * precision - half_rate / variance - top) * lax.rsqrt(variance)
+        weight = jnp.exp(a * t - b * precision - half_square / variance - top) * lax.rsqrt(variance)
         offset = precision / unit - 1.0
         return t + width, precision * ratio, total + weight, first + weight * offset, second + weight * offset**2
 
