@@ -349,7 +349,7 @@ class PersonalPosterior:
             def look(draws: Array, k: int = k) -> tuple[Array, Array]:
                 return self.look(given, draws, items[k], lengths[k])
 
-            covariance = np.linalg.inv(modes.precision[k])
+            covariance = _inverse(modes.precision[k])
             evidence, converged = float(modes.log_evidence[k]), bool(modes.converged[k])
             found.append(Person(modes.mean[k], covariance, evidence, converged, gone, look))
         return found
@@ -376,6 +376,17 @@ def personal_site(sites: Mapping[str, Any], plate: str, caller: str) -> Any:
             'much for a full Gaussian: write it as a sum of few, as collaborative_rnn(personal="low-rank") does.'
         )
     return site
+
+
+def _inverse(precision: np.ndarray) -> np.ndarray:
+    """Inverse of a curvature, which is no less than that of the prior, whatever rounding has made of it."""
+    if not np.isfinite(precision).all():
+        raise FloatingPointError(
+            "The curvature at the mode of a person is not finite: the network overflows for her events. Train it with "
+            "smaller steps, or use float64 (numpyro.enable_x64())."
+        )
+    values, vectors = np.linalg.eigh(np.asarray(precision + precision.T, float) / 2)
+    return (vectors / np.maximum(values, 1.0)) @ vectors.T
 
 
 def _of_own(values: Array, items: Array, mask: Array) -> Array:
