@@ -26,8 +26,9 @@ QUICK ?=
 ifneq ($(QUICK),)
 docs-test site: export JAX_DISABLE_MOST_OPTIMIZATIONS = 1
 endif
-# What these run of their tests, such as 0/4 to 3/4; all if empty.
+# What these run of their tests, such as 0/4 to 3/4, and which pages the site executes; all if empty.
 SHARE ?=
+site: export NUMPYRO_EXT_SITE_SHARE = $(SHARE)
 test-thorough test-slow test-newest test-optimised test-oldest: export NUMPYRO_EXT_TEST_SHARE = $(SHARE)
 # The notebooks that are run: all of them, or those that are named.
 NOTEBOOKS ?= notebooks
@@ -92,7 +93,7 @@ else
 	@echo "notebooks/ holds no notebook: nothing to run"
 endif
 
-site: $(VENV)/.docs ## the documentation as HTML in docs/_build/html, its pages executed; warnings are errors
+site: $(VENV)/.docs ## the documentation as HTML in docs/_build/html, its pages executed; warnings are errors; SHARE=0/4 executes a part
 	$(VENV)/bin/python -m sphinx -b html -j $(WORKERS) -W --keep-going -q docs docs/_build/html
 
 bench: $(VENV)/.benchmark ## benchmarks; results are printed and written to benchmarks/results

@@ -38,6 +38,11 @@ nb_execution_mode = os.environ.get("NUMPYRO_EXT_SITE_EXECUTION", "force")
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_excludepatterns = ["generated/notebooks/*"]
+# NUMPYRO_EXT_SITE_SHARE=1/4 executes the second of every four pages, and shows the code of the others.
+number, total = map(int, (os.environ.get("NUMPYRO_EXT_SITE_SHARE") or "0/1").split("/"))
+here = Path(__file__).parent
+pages = sorted([*here.glob("*.md"), *here.glob("engines/*.md"), *here.glob("how_to/*.md")])
+nb_execution_excludepatterns += [page.as_posix() for place, page in enumerate(pages) if place % total != number]
 nb_merge_streams = True
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
