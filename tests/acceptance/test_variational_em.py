@@ -84,6 +84,7 @@ def sobol_normal(size, power):
 # --- factor analysis of a small table: the bound along EM
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bound", few(["B", "J"], 1))
 def test_trace_of_binary_factor_analysis(bound):
     rows = binary_factors(FACTORS["Y"], bound, 2)

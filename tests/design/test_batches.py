@@ -56,6 +56,7 @@ def joint_gain(engine, places):
     return 0.5 * np.linalg.slogdet(np.eye(len(places)) + covariance / NOISE)[1]
 
 
+@pytest.mark.thorough
 def test_gaussian_noise_by_determinants(regression):
     batch = select_batch(regression, 3)
     places = [candidate.place for candidate in batch]

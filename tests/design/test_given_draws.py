@@ -76,6 +76,7 @@ def exact_gain(x, candidate, elements, seen, y):
 FOCUSES = [(HYPER, []), ([*HYPER, "f"], None), ({**dict.fromkeys(HYPER), "f": [1, 2]}, [1, 2])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("focus, elements", few(FOCUSES, 2))
 def test_the_field_at_each_draw_is_conditioned_exactly(focus, elements):
     draws = draws_of_curve()

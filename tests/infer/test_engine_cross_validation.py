@@ -54,6 +54,7 @@ def test_folds_side_by_side_give_the_same(counts_case, scores):
     np.testing.assert_allclose(found.log_predictive, scores.log_predictive, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_fixed_hyperparameters_and_masked_observations(counts_case):
     engine = EP(counts_case.model, hyper_values={"scale": 0.8}, progress_bar=False)
     found = cross_validate(

@@ -135,6 +135,7 @@ def test_k_hat_of_an_exact_field_is_low(fitted_line):
     assert fitted_line.psis_diagnostic(jax.random.key(0)) < 0.5
 
 
+@pytest.mark.thorough
 def test_missing_values_are_drawn_given_the_field(line_case):
     """Those that ``obs_mask`` leaves open stood at a constant in the draws, and ArviZ's conversion failed."""
 

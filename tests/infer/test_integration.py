@@ -266,6 +266,7 @@ def test_cross_validation_is_at_the_optimum():
     np.testing.assert_array_equal(*scores)
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_integrated_is_said(monkeypatch):
     with pytest.raises(ValueError, match="one of 'auto', 'none', 'normal', 'grid', 'ccd', 'adaptive'"):
         EP(groups, integrate="lattice")

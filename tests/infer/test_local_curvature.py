@@ -168,6 +168,7 @@ def planted(bend, claimed):
     return learned(evidence, probes, 50)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("claimed", [0.02, -0.02])
 def test_a_faint_saddle_in_a_hundred_numbers_is_left_whatever_cheap_probes_say(claimed):
     found = planted(0.02, claimed)

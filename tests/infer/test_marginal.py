@@ -308,6 +308,7 @@ def test_what_has_no_evidence_is_refused_and_counted(engine):
         marginal.recover(jax.random.key(0), {"correlation": [0.6, 1.6, 1.5]})
 
 
+@pytest.mark.thorough
 def test_fits_that_do_not_converge_are_counted():
     marginal = marginalize(intercepts, EP, num_steps=2)
     with pytest.warns(UserWarning, match="At 3 of 3 draws .* did not converge in 2 steps of EP"):

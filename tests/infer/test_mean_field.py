@@ -130,6 +130,7 @@ def regression(x, y):
     numpyro.sample("y", dist.Bernoulli(logits=x @ weights), obs=y)
 
 
+@pytest.mark.thorough
 def test_engine():
     x = np.random.default_rng(0).normal(size=(NUM, 3)) + 0.5
     engine = VariationalGaussian(regression, covariance="diagonal", progress_bar=False)

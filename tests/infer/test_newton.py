@@ -34,6 +34,7 @@ def fit(form, state, *, tol):
 approach = jax.jit(ep.approach, static_argnames="power")
 
 
+@pytest.mark.thorough
 @pytest.mark.float32
 @pytest.mark.parametrize(
     "potential", few([ProbitPotential(LABELS), LogitPotential(LABELS)], 1), ids=["probit", "logit"]

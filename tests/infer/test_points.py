@@ -67,6 +67,7 @@ def test_scalars_and_params_pass_without_a_warning():
     assert fixed.diagnostics.points == ()
 
 
+@pytest.mark.thorough
 def test_what_is_integrated_is_no_point():
     engine = INLA(effects, progress_bar=False)
     engine.run(KEY, Y, is_heavy_tailed=False)

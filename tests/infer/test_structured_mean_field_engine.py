@@ -76,6 +76,7 @@ def test_moments_are_those_of_the_fixed_point(given, dense):
             given.posterior[name]
 
 
+@pytest.mark.thorough
 def test_draws_have_these_moments(given, dense):
     mean, covariance = dense
     draws = given.get_samples()
@@ -190,6 +191,7 @@ def test_noise_is_not_learned_without_residual_degrees_of_freedom():
         StructuredMeanField(learning, variances="none").run(jax.random.key(0), MATRIX[:8], DATA[:8])
 
 
+@pytest.mark.thorough
 def test_summary_and_description(learned, capsys):
     learned.print_summary()
     text = capsys.readouterr().out

@@ -276,6 +276,7 @@ def test_front_of_a_run_that_was_handed_over(learned, capsys, tmp_path):
     assert loaded.diagnostics.hyper.num_iterations <= 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "read"), few([("learning", read_sparse_linear), ("gaussian_field", read_latent_gaussian)], 1)
 )

@@ -149,6 +149,7 @@ def test_divergence_and_gradients_equal_those_of_the_rows():
     np.testing.assert_allclose(*symmetric, atol=1e-11)
 
 
+@pytest.mark.thorough
 def test_covariances_taken_in_turn_are_those_written_out():
     rng = np.random.default_rng(3)
     root = rng.normal(size=(2, 3, 3))

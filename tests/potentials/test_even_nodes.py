@@ -136,6 +136,7 @@ def test_few_nodes_follow_the_mode():
         np.testing.assert_allclose(getattr(found, part), getattr(exact, part), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_a_factor_that_is_no_number_where_it_has_no_mass_is_integrated():
     """Cauchy-like falls that are unknown beyond 25, where the density is a part of 1e-17 of its peak."""

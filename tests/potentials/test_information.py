@@ -147,6 +147,7 @@ def ordinal(y, f):
     return stats.norm.cdf(edges[y + 1] - f) - stats.norm.cdf(edges[y] - f)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("factors", "probability", "number"),
     few([

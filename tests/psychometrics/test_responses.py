@@ -29,6 +29,7 @@ def two_parameter_logistic(response=None, *, num_people, num_items):
     numpyro.sample("response", dist.Bernoulli(logits=a * trait[:, None] + d), obs=response)
 
 
+@pytest.mark.thorough
 def test_any_model_of_people_by_items_is_a_response_at_means_and_at_draws():
     rng = np.random.default_rng(0)
     a, d = np.exp(rng.normal(size=(4, 3)) / 3), rng.normal(size=(4, 3))
@@ -51,6 +52,7 @@ def test_any_model_of_people_by_items_is_a_response_at_means_and_at_draws():
     np.testing.assert_allclose(fisher_information(drawn, theta), (a**2)[:, None, None][order] * found * (1 - found))
 
 
+@pytest.mark.thorough
 def test_items_of_several_families_stand_in_their_order_and_records_are_a_table():
     rng = np.random.default_rng(2)
     family, sizes = ["graded", "2pl", "graded", "3pl"], [3, 2, 2, 2]
