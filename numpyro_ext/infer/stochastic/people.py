@@ -83,7 +83,8 @@ class Person(Shown):
 
     Means are over draws from a t-distribution at the mode and, a quarter of them, from the prior, with the importance
     weights of the density of her events and numbers, the largest of which are smoothed (Vehtari et al. 2024). Where
-    Pareto k-hat says that the weights cannot hold, a warning says so.
+    Pareto k-hat says that the weights cannot hold, a warning says so. Another mode of the posterior that no draw
+    reaches stays unseen.
     """
 
     mode: np.ndarray
