@@ -242,13 +242,13 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     if highest is not None:
         higher, rise = around.place(points[[highest]])[0], float(found_heights[highest] - found_heights[0])
     messages = judge_points(fits.objective, cut, around.space.names, rise)
-    is_followed = True
+    is_followed = size == len(factor)  # no point follows the density along a direction that is left out
     if followed is not None:
         said = judge_ratios(followed.log_ratios)
-        is_followed, messages = not said, (*messages, *said)
+        is_followed, messages = is_followed and not said, (*messages, *said)
     elif name == "normal" and size:
         said = judge_normal(fits.objective[chosen] + design.log_volumes, size > _MOST_ADAPTIVE)
-        is_followed, messages = not said, (*messages, *said)
+        is_followed, messages = is_followed and not said, (*messages, *said)
     if is_bent:
         messages = (*messages, bent_message(around.space.names))
     num_hyper = len(factor)
