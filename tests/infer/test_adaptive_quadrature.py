@@ -154,7 +154,7 @@ def test_information_is_the_hessian_of_the_evidence(regression):
 
 @pytest.mark.thorough
 def test_the_gradient_is_that_of_the_evidence(regression):
-    """Of complete data as they are expected, against autodiff of the evidence."""
+    """Gradients of complete data as they are expected, against autodiff of the evidence."""
     shared, values, form_fn = regression
     expected = jax.jit(jax.value_and_grad(lambda x: shared.log_evidence(form_fn(x), shared.init(form_fn(values)))))
     value, slope = expected(values)

@@ -30,7 +30,7 @@ def turn(
     field_tol: object,
     tol: float,
 ) -> tuple[SearchState, Array, Any, Array]:
-    """What a search does between two evaluations.
+    """Turn from one evaluation of a search to the next.
 
     :param SearchState state: before the last evaluation.
     :param trial: its point, from the last turn.

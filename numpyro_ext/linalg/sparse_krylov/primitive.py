@@ -27,7 +27,7 @@ class Estimate(NamedTuple):
     log_determinant: Array
     """A smooth function of the entries; differentiable once in these."""
     standard_error: Array
-    """Of the log determinant, by its spread over the probes."""
+    """Standard error of the log determinant, by its spread over the probes."""
     residual: Array
     """Largest relative residual of the solutions from the Krylov spaces."""
 

@@ -29,7 +29,7 @@ class Determinant(NamedTuple):
 
     value: float
     standard_error: float
-    """Of this value, by the spread over the probes; zero where it is exact."""
+    """Standard error of the value, by its spread over the probes; zero where it is exact."""
     residual: float
     """Largest relative residual of the solutions from the Krylov spaces."""
     gradient: Floats
@@ -55,7 +55,7 @@ class Schur:
         block[:, np.arange(n), np.arange(n)] += empty
         root = np.linalg.cholesky(block)
         self.inverse_root = np.linalg.inv(root) if n > 1 else 1.0 / root
-        """Of the leaves, shape ``(b, n, n)``."""
+        """Inverse Cholesky factors of the leaves, shape ``(b, n, n)``."""
         diagonals = np.einsum("bii->bi", root)
         self.log_leaves = 2.0 * float(np.sum(np.log(diagonals)))
         coupled = entries[plan.pairs]

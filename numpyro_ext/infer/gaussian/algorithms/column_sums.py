@@ -27,7 +27,7 @@ _LARGEST_CHUNK = 4_000_000
 
 
 class Blocks(NamedTuple):
-    """What blocks have of their own."""
+    """Outcomes of each block, and the prior of its unknowns."""
 
     labels: tuple[Array, ...]
     """Outcomes of each family, shape ``(B, G)`` each."""

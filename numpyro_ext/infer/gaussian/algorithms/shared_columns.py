@@ -51,7 +51,7 @@ class Grid(NamedTuple):
     """Nodes of equal steps that all blocks share."""
 
     first: Array
-    """Of blocks of one unknown a number, else one for each axis, shape ``(D,)``."""
+    """First node: a number where blocks have one unknown, else one for each axis, shape ``(D,)``."""
     last: Array
 
     def nodes(self, number: int) -> Array:

@@ -225,7 +225,7 @@ class SparsePosterior(_OnlyParallel):
     along_root: Array
     """Cholesky factor of the covariance along the directions before it was removed, shape ``(k, k)``."""
     half_along: Array
-    """What the directions add to half the log determinant of the posterior precision."""
+    """Contribution of the directions to half the log determinant of the posterior precision."""
 
     def unknowns(self) -> Array:
         """Posterior mean of the unknowns, shape ``(num_columns,)``."""
