@@ -93,7 +93,7 @@ class FinishedRun(ABC):
     @abstractmethod
     def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array | None]:
         """Draws of all sites but the observed and the left-out ones, and the log density of each, or nothing where
-        that is left to :meth:`densities_of_draws`.
+        that is left to :attr:`log_densities`.
 
         :param int num_samples: how many; those of the run by default.
         """
@@ -167,11 +167,8 @@ class FinishedRun(ABC):
     def log_densities(self) -> Array:
         """Log density of each of :attr:`draws` with the data, by the model."""
         known = self.draws[1]
-        return self.densities_of_draws() if known is None else known
-
-    def densities_of_draws(self) -> Array:
-        """Log densities of the draws of the run, of engines whose draws come without them."""
-        raise NotImplementedError
+        assert known is not None  # runs whose draws may come without them have another way
+        return known
 
     def draw_all(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array | None]:
         """Draws with those of the missing values, given the others."""

@@ -206,9 +206,11 @@ class GaussianRun(FinishedRun):
         found = self._propose(rng_key, number, with_data=with_data)
         return self._latents(found.sites, number), found.log_density if with_data else None
 
-    def densities_of_draws(self) -> Array:
-        """Log density of each of the draws that belong to the run, which are made again."""
-        return self._propose(self.rng_key, self.num_samples, with_data=True).log_density
+    @cached_property
+    def log_densities(self) -> Array:
+        """Log density of each of the draws that belong to the run, which are made again if they came without them."""
+        known = self.draws[1]
+        return self._propose(self.rng_key, self.num_samples).log_density if known is None else known
 
     def _propose(self, rng_key: Array, num_samples: int, is_weighted: bool = False, with_data: bool = True) -> Draws:
         """Draws of the sites that the posterior has, with weights and the density of the data if asked for."""

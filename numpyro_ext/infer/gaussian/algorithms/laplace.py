@@ -39,17 +39,7 @@ from .mode_derivative import at_point, derivatives, evidence_at_mode
 from .posterior import GaussianPosterior, gaussian_prior
 from .supports import all_positive, may_vanish, sites_within_support
 
-__all__ = [
-    "Info",
-    "State",
-    "init",
-    "log_evidence",
-    "posterior",
-    "solve",
-    "solve_and_hold",
-    "step",
-    "update",
-]
+__all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "solve_and_hold", "step", "update"]
 
 _SLOWEST_DECREASE = 0.5
 _BESIDE = 0.01

@@ -234,8 +234,8 @@ def _diagnose(
             f"The hyperparameters did not converge in {learning.num_iterations} steps: the largest derivative is "
             f"{learning.max_gradient:.2g}, the tolerance {options.hyper_tol:.2g}."
         )
-    found = Diagnostics(converged, num_steps, trace, max_change, num_skipped, skipped, learning, tuple(messages))
-    return found._replace(evidence_error=error)
+    ending = (converged, num_steps, trace, max_change, num_skipped, skipped, learning, tuple(messages))
+    return Diagnostics(*ending, evidence_error=error)
 
 
 def _flat_sites(reading: LatentGaussianReading) -> list[str]:
