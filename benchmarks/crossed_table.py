@@ -68,33 +68,27 @@ WANTED = {
 
 
 def marks(s: Any, d: Any, i: Any, x: Any, y: Any = None, *, num_levels: tuple[int, int, int], family: str) -> None:
-    a, b = numpyro.sample("a", dist.Normal(0, 5)), numpyro.sample("b", dist.Normal(0, 5))
-    scale = numpyro.sample("scale", dist.HalfNormal(1).expand([3]).to_event(1))
-    with numpyro.plate("students", num_levels[0]):
-        us = numpyro.sample("us", dist.Normal(0, scale[0]))
-    with numpyro.plate("lecturers", num_levels[1]):
-        ui = numpyro.sample("ui", dist.Normal(0, scale[1]))
-    with numpyro.plate("departments", num_levels[2]):
-        ud = numpyro.sample("ud", dist.Normal(0, scale[2]))
-    _observe(a + b * x + us[s] + ui[i] + ud[d], family, y)
+    _observe(_mean(x, {"us": s, "ui": i, "ud": d}, num_levels), family, y)
 
 
 def crossed(s: Any, i: Any, x: Any, y: Any = None, *, num_levels: tuple[int, int], family: str) -> None:
-    a, b = numpyro.sample("a", dist.Normal(0, 5)), numpyro.sample("b", dist.Normal(0, 5))
-    scale = numpyro.sample("scale", dist.HalfNormal(1).expand([2]).to_event(1))
-    with numpyro.plate("students", num_levels[0]):
-        us = numpyro.sample("us", dist.Normal(0, scale[0]))
-    with numpyro.plate("lecturers", num_levels[1]):
-        ui = numpyro.sample("ui", dist.Normal(0, scale[1]))
-    _observe(a + b * x + us[s] + ui[i], family, y)
+    _observe(_mean(x, {"us": s, "ui": i}, num_levels), family, y)
 
 
 def grouped(g: Any, x: Any, y: Any = None, *, num_levels: tuple[int], family: str) -> None:
+    _observe(_mean(x, {"u": g}, num_levels), family, y)
+
+
+def _mean(x: Any, levels: dict[str, Any], num_levels: tuple[int, ...]) -> Any:
+    """Intercept, slope and effects of the levels of some factors, each with a deviation of its own."""
     a, b = numpyro.sample("a", dist.Normal(0, 5)), numpyro.sample("b", dist.Normal(0, 5))
-    scale = numpyro.sample("scale", dist.HalfNormal(1).expand([1]).to_event(1))
-    with numpyro.plate("groups", num_levels[0]):
-        u = numpyro.sample("u", dist.Normal(0, scale[0]))
-    _observe(a + b * x + u[g], family, y)
+    scale = numpyro.sample("scale", dist.HalfNormal(1).expand([len(levels)]).to_event(1))
+    total = a + b * x
+    for k, (name, level) in enumerate(levels.items()):
+        with numpyro.plate(f"levels of {name}", num_levels[k]):
+            effect = numpyro.sample(name, dist.Normal(0, scale[k]))
+        total = total + effect[level]
+    return total
 
 
 def _observe(mean: Any, family: str, y: Any) -> None:
