@@ -177,7 +177,7 @@ class _Functions:
         self.predictors, self.log_evidence = jax.jit(self._predictors), jax.jit(self._log_evidence)
 
     def _form(self, data: Any, fixed: Any, hyper: Array) -> Any:
-        return self._programs.form(self._programs._space.unpack(hyper, fixed), data)
+        return self._programs.form_at(data, fixed)(hyper)
 
     def _init(self, data: object, fixed: object, hyper: Array) -> ProgramState:
         form = self._form(data, fixed, hyper)
@@ -228,10 +228,10 @@ class _Functions:
 
     def _learn(self, data: Sequence[object], fixed: Any, state: ProgramState) -> ProgramState:
         programs = self._programs
-        start = jax.tree.map(jnp.asarray, programs.init_search(data, fixed, state.hyper, state.algorithm))
+        start = programs.init_search(data, fixed, state.hyper, state.algorithm)
         # Nothing here would go on from where a search ends with few digits of the field.
         start = start._replace(is_coarse=jnp.asarray(False))
-        search, _ = programs._search(data, fixed, start, self._max_iterations, jnp.iinfo(jnp.int32).max, _LONGEST_TRACE)
+        search, _ = programs.whole_search(data, fixed, start, self._max_iterations, _LONGEST_TRACE)
         found = self._fit(data, fixed, state._replace(hyper=search.values, algorithm=search.best.state))
         return found._replace(converged=found.converged & search.converged)
 

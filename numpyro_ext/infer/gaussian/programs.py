@@ -162,7 +162,7 @@ class Programs(FittingPrograms):
         the log weight of those of the field, if asked for; of a ``number`` of them or a few more, if that is given, and
         zeros of the others."""
         form = self.form(hyper, data)
-        posterior = self._algorithm.posterior(form, state)
+        posterior = self.algorithm.posterior(form, state)
         # weights correct the means as well
         is_corrected = self._has_corrected_means and not is_weighted
         unknowns = (shifted(posterior) if is_corrected else posterior).sample(rng_key, num_samples)
@@ -242,7 +242,7 @@ class Programs(FittingPrograms):
         """Log predictive density of every factor and whether it is observed, of the fit itself or of another form on
         the same unknowns."""
         form = self.form(hyper, data)
-        posterior = self._algorithm.posterior(form, state)
+        posterior = self.algorithm.posterior(form, state)
         if isinstance(posterior, NodePosterior):
             scores = posterior.log_predictive(new)
             if scores is not None:
@@ -256,7 +256,7 @@ class Programs(FittingPrograms):
     def _leave_one_out(self, data: object, hyper: dict[str, Array], state: object) -> tuple[Array, Array]:
         """Log predictive density of every factor without and with its own observation."""
         form = self.form(hyper, data)
-        posterior = self._algorithm.posterior(form, state)
+        posterior = self.algorithm.posterior(form, state)
         if isinstance(posterior, NodePosterior):
             scores = posterior.log_predictive()
             assert scores is not None  # as of its own form
@@ -266,18 +266,18 @@ class Programs(FittingPrograms):
     def _refit_without(self, data: object, hyper: dict[str, Array], state: object, rows: Array) -> tuple[Array, Array]:
         """Log predictive density of chosen factors under fits without them, and whether these converged."""
         form = self.form(hyper, data)
-        return log_refitted(form, self._algorithm, state, rows, num_steps=self._num_steps, tol=self.tol)
+        return log_refitted(form, self.algorithm, state, rows, num_steps=self._num_steps, tol=self.tol)
 
     def _log_factors_at_draws(self, data: object, hyper: dict[str, Array], state: object) -> Array:
         form = self.form(hyper, data)
-        return log_factors_at_draws(form, self._algorithm.posterior(form, state))
+        return log_factors_at_draws(form, self.algorithm.posterior(form, state))
 
     def _weight_inputs(
         self, data: object, hyper: dict[str, Array], state: object
     ) -> tuple[LatentGaussian, Array, Array]:
         """The form, and mean and lower Cholesky factor of its unknowns: what importance weights are made of."""
         form = self.form(hyper, data)
-        posterior = self._algorithm.posterior(form, state)
+        posterior = self.algorithm.posterior(form, state)
         return form, posterior.mean, posterior.scale_tril()
 
     def _fold_predictives(
@@ -290,17 +290,17 @@ class Programs(FittingPrograms):
         self, data: object, fixed: dict[str, Array], values: Array
     ) -> tuple[Array, SearchState | None, Any]:
         """Fit one fold and score all its factors: predictive densities, the search, and the algorithm's info."""
-        space = self._space
+        space = self.space
         if space.size:
             evaluate = self._objective(data, fixed)
-            start = self._algorithm.init(self.form(space.unpack(values, fixed), data))
+            start = self.algorithm.init(self.form(space.unpack(values, fixed), data))
             final = hyper_search.maximise(
                 evaluate, values, start, tol=self._hyper_tol, max_iterations=self._max_iterations, with_curvature=False
             )
             hyper, state, info = space.unpack(final.values, fixed), final.best.state, final.best.info
         else:
             final, hyper = None, dict(fixed)
-            state, info, _ = self._solve(data, hyper, None, num_steps=self._num_steps)
+            state, info, _ = self.fitted(data, hyper, None, num_steps=self._num_steps)
         return self._log_predictive(data, hyper, state)[0], final, info
 
 

@@ -13,20 +13,18 @@ import numpy as np
 from jax import Array
 
 from ....compilation.collection import without_collection
-from ....compilation.pytree import PyTree
 from ....compilation.quick_jit import quick_jit
 from ....structure import LatentGaussianReading
-from ....structure.latent_gaussian.form import LatentGaussian
 from ...hyper import search as hyper_search
 from ...hyper.apart import search_apart, turn, visit_apart
-from ...hyper.evaluation import Evaluation, evaluation_and_held_fn, evaluation_fn
+from ...hyper.evaluation import Evaluation
 from ...hyper.search import EVALUATIONS_PER_CHUNK, SearchState
 from ...hyper.space import UnconstrainedSpace
 from ...hyper.stacked import at_each
 from ...hyper.visits import Visits, search_and_visit
 from ..algorithms.algorithm import Algorithm
 from .costs import FIT_COSTS, is_small
-from .local_probes import with_local_probes
+from .objective import Objective
 from .point_fit import PointFit
 
 __all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms"]
@@ -46,11 +44,9 @@ _STEP_OF_METRIC = 0.05
 way."""
 POINTS_PER_CALL = 9
 """Points of the hyperparameters, filled up, at which one call fits the field."""
-_LONGEST_TRACE = 500
-"""Evaluations of a whole search whose objectives are kept; a search may make more."""
 
 
-class FittingPrograms:
+class FittingPrograms(Objective):
     """Compiled functions of ``(data, fixed, values, ...)``: the field at given hyperparameters, and searches over them.
     Parameters are those of :class:`~numpyro_ext.infer.gaussian.programs.Programs`.
     """
@@ -61,24 +57,16 @@ class FittingPrograms:
         algorithm: Algorithm,
         space: UnconstrainedSpace,
         *,
-        num_steps: int,
-        tol: float,
         hyper_tol: float,
         max_iterations: int,
-        is_density_unconstrained: bool = False,
         least_probes: int = FIT_COSTS.least_probes,
         least_measured_rows: int = FIT_COSTS.least_measured_rows,
         marginals_fn: Callable[..., object] | None = None,
         runs_often: bool = False,
+        **options: Any,
     ) -> None:
-        self._reading = reading
-        self._algorithm = algorithm
-        self._space = space
-        self._num_steps = num_steps
-        self.tol = tol
-        self._hyper_tol = hyper_tol
+        super().__init__(reading, algorithm, space, hyper_tol=hyper_tol, **options)
         self._max_iterations = max_iterations
-        self._is_density_unconstrained = is_density_unconstrained
         # One program for searches and fits is less to compile; one for fits alone is worth its optimisation.
         self._marginals_fn = marginals_fn if space.size and not runs_often else None
         form, work = reading.abstract_form, algorithm.numbers_in_evaluation(reading.abstract_form)
@@ -96,20 +84,16 @@ class FittingPrograms:
         self.measures_metric &= reading.abstract_form.num_rows >= least_measured_rows
         self.has_curvature = self.probes_locally or self.has_second_derivatives or num_params <= MOST_CURVED
 
-        # Compiled only as a part of others, but traced once for all of them.
-        self._form = jax.jit(reading.form)
-        self.evaluate = jax.jit(self._evaluate)
-        self._evaluate_and_hold = jax.jit(self._evaluation_and_held)
         # Of an evaluation, by shapes and dtypes of its point and of the state that it starts from.
         self._shapes: dict[Any, Evaluation] = {}
         self._compile = compile_ = partial(quick_jit, is_small=self.is_small)
         self.constrained = compile_(jax.vmap(space.unpack, (0, None)))
-        self.solve = compile_(self._solve, static_argnames="num_steps")
+        self.solve = compile_(self.fitted, static_argnames="num_steps")
         self.init_state = compile_(self._init_state)
-        self._init_state_at = compile_(self._first_state)
+        self._init_state_at = compile_(self.first_state)
         self._search_alone = compile_(self._search)
         self._search_and_visit = compile_(self._visit)
-        self._evaluate_alone = compile_(self._evaluation_and_held)
+        self._evaluate_alone = compile_(self._evaluate_and_hold)
         self._turn = quick_jit(partial(turn, field_tol=self._field_tol, tol=hyper_tol), is_small=True)
         self._note = compile_(self._point_fit, static_argnames="marginals_fn")
         self.probe_locally = compile_(self._probe_locally)
@@ -117,92 +101,13 @@ class FittingPrograms:
         self.second_derivatives = quick_jit(
             self._second_derivatives, is_small=self.is_small and num_scores <= _MOST_QUICK_SCORES
         )
-        # These run often, so that optimisation pays.
-        self.searches = quick_jit(self._searches, static_argnames="max_iterations")
-        self.solves = quick_jit(self._solves, static_argnames="num_steps")
         self._fits_alone = quick_jit(
             self._fits, is_small=self.is_small and not runs_often, static_argnames="marginals_fn"
         )
 
     @property
-    def key(self) -> tuple[Any, ...]:
-        """The key of states: that of the algorithm, and the tolerances at which fits and searches end."""
-        return (self._algorithm.state_key, self.tol, self._hyper_tol)
-
-    @property
     def _field_tol(self) -> np.ndarray:
         return np.asarray(self.tol, jnp.result_type(float))
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """Algorithm that fits the field."""
-        return self._algorithm
-
-    def form(self, hyper: dict[str, Array], data: object) -> LatentGaussian:
-        """The form of the reading, which programs trace once."""
-        return self._form(hyper, data)
-
-    def _form_at(self, data: object, fixed: dict[str, Array]) -> Callable[[Array], LatentGaussian]:
-        """Function from unconstrained hyperparameters to the form."""
-        return lambda values: self.form(self._space.unpack(values, fixed), data)
-
-    def _evaluate(self, *args: Any) -> Evaluation:
-        """The objective of the hyperparameter search at ``(data, fixed, values, state, tol, with_gradient=True)``; see
-        :func:`~numpyro_ext.infer.hyper.evaluation.evaluation_and_held_fn`."""
-        return self._evaluate_and_hold(*args)[0]
-
-    def _evaluation_and_held(
-        self,
-        data: object,
-        fixed: dict[str, Array],
-        values: Array,
-        state: object,
-        tol: Any,
-        with_gradient: bool | Array = True,
-    ) -> tuple[Evaluation, Any]:
-        """:meth:`_evaluate`, and what the fit of the field has at hand at its end."""
-        algorithm = self._algorithm
-        evaluate = evaluation_and_held_fn(
-            form_fn=self._form_at(data, fixed),
-            log_prior_fn=lambda values: self.log_prior(data, fixed, values),
-            solve_fn=partial(algorithm.solve_and_hold, num_steps=self._num_steps, tol=tol),
-            log_evidence_fn=algorithm.held_evidence,
-            value_fn=algorithm.known_evidence,
-        )
-        return evaluate(values, state, with_gradient)
-
-    def _evaluation(
-        self,
-        data: Any,
-        fixed: dict[str, Array],
-        form_fn: Callable[[Array], LatentGaussian],
-        tol: Any,
-        solve_fn: Callable[..., tuple[Any, Any]],
-    ) -> Callable[..., Evaluation]:
-        """The objective of another form, and of another way to fit it."""
-        return evaluation_fn(
-            form_fn=form_fn,
-            log_prior_fn=lambda values: self.log_prior(data, fixed, values),
-            solve_fn=partial(solve_fn, num_steps=self._num_steps, tol=tol),
-            log_evidence_fn=self._algorithm.log_evidence,
-            value_fn=self._algorithm.known_evidence,
-        )
-
-    def _probe_locally(
-        self, data: object, fixed: dict[str, Array], state: SearchState, is_held: bool | Array = False
-    ) -> SearchState:
-        """The probes of the curvature at the best point of a search, if they cost little; see
-        :func:`~.local_probes.with_local_probes`."""
-        # To a small part of the gradients' own tolerance, which is what the step of the differences reckons with.
-        tol = max(self.tol, 1e-2 * self._hyper_tol)
-        return with_local_probes(
-            self._algorithm,
-            self._form_at(data, fixed),
-            lambda form_fn, solve: self._evaluation(data, fixed, form_fn, tol, solve),
-            state,
-            is_held=is_held,
-            hyper_tol=self._hyper_tol,
-        )
 
     def differences(self, data: object, fixed: dict[str, Array], search: SearchState) -> np.ndarray:
         """Second derivatives of the objective near the best point of a search, by a difference of gradients along each
@@ -219,15 +124,6 @@ class FittingPrograms:
         matrix = (np.asarray(found.gradient)[: values.size] - np.asarray(best.gradient)) / _STEP_OF_METRIC
         return 0.5 * (matrix + matrix.T)
 
-    def _second_derivatives(
-        self, data: object, fixed: dict[str, Array], search: SearchState, *, is_rough: bool | Array
-    ) -> tuple[Array, Array]:
-        """Second derivatives of the objective at the best point of a search, where the algorithm knows them, as the sum
-        of two arrays; see :meth:`~numpyro_ext.infer.Algorithm.second_derivatives`."""
-        form_fn, state = self._form_at(data, fixed), search.best.state
-        complete, lost = self._algorithm.second_derivatives(form_fn, search.values, state, is_rough=is_rough)
-        return complete + jax.hessian(lambda values: self.log_prior(data, fixed, values))(search.values), lost
-
     def _objective(self, data: object, fixed: dict[str, Array]) -> Callable[..., Evaluation]:
         """The objective with fields of the run's own tolerance, or of another one."""
         # Visits, where there are any, make no gradient: one trace for both. What is not given is no input of a program.
@@ -237,11 +133,6 @@ class FittingPrograms:
             return self.evaluate(data, fixed, values, state, tol, *with_gradient)
 
         return objective
-
-    def log_prior(self, data: PyTree, fixed: dict[str, Array], values: Array) -> Array:
-        """Log prior density of unconstrained hyperparameters, which the objective has beside the evidence."""
-        total = self._reading.log_prior(self._space.unpack(values, fixed), data)
-        return total + self._space.log_volume(values) if self._is_density_unconstrained else total
 
     @without_collection()
     def search(
@@ -320,7 +211,7 @@ class FittingPrograms:
         marginals_fn = self._marginals_fn
         assert marginals_fn is not None  # else there are programs for each
         return search_and_visit(
-            lambda values, state, tol, with_gradient: self._evaluate_and_hold(
+            lambda values, state, tol, with_gradient: self.evaluate_and_hold(
                 data, fixed, values, state, tol, with_gradient
             ),
             lambda values, found, held, is_visit: self._point_fit(
@@ -353,7 +244,7 @@ class FittingPrograms:
         @jax.jit  # traced once, for the shapes and for the loop
         def at(point: tuple[Array, object]) -> PointFit:
             values, state = point
-            found, held = self._evaluate_and_hold(data, fixed, values, state, tol, with_gradient)
+            found, held = self.evaluate_and_hold(data, fixed, values, state, tol, with_gradient)
             return self._point_fit(data, fixed, values, found, held, with_marginals, marginals_fn)
 
         return at_each(at, (points, states), num_points)
@@ -368,11 +259,11 @@ class FittingPrograms:
         with_marginals: bool | Array,
         marginals_fn: Callable[..., Any],
     ) -> PointFit:
-        hyper = self._space.unpack(values, fixed)
+        hyper = self.space.unpack(values, fixed)
 
         @jax.jit  # traced once, for the shapes and for the condition
         def compute() -> Any:
-            posterior = self._algorithm.held_posterior(self.form(hyper, data), found.state, held)
+            posterior = self.algorithm.held_posterior(self.form(hyper, data), found.state, held)
             return marginals_fn(posterior, self._reading.maps(hyper, data))
 
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(compute))
@@ -380,20 +271,18 @@ class FittingPrograms:
         converged = found.info.converged
         return PointFit(found.objective, found.gradient, found.log_evidence, found.state, converged, hyper, marginals)
 
-    def _solve(
+    def fitted(
         self, data: object, hyper: dict[str, Array], state: object, *, num_steps: int
     ) -> tuple[object, object, Array]:
-        return self._algorithm.fit(self.form(hyper, data), state, num_steps=num_steps, tol=self.tol)
-
-    def _solves(self, data: object, hyper: dict[str, Array], *, num_steps: int) -> tuple[Any, Any, Array]:
-        """:meth:`_solve` from the start, for data of several data sets, stacked."""
-        return jax.lax.map(lambda one: self._solve(one, hyper, None, num_steps=num_steps), data)
+        """A fit of the field at constrained hyperparameters: its state, how it ended, and the objective."""
+        return self.algorithm.fit(self.form(hyper, data), state, num_steps=num_steps, tol=self.tol)
 
     def _init_state(self, data: object, hyper: dict[str, Array]) -> object:
-        return self._algorithm.init(self.form(hyper, data))
+        return self.algorithm.init(self.form(hyper, data))
 
-    def _first_state(self, data: object, fixed: dict[str, Array], values: Array) -> object:
-        return self._init_state(data, self._space.unpack(values, fixed))
+    def first_state(self, data: object, fixed: dict[str, Array], values: Array) -> object:
+        """The state from which a fit begins, at unconstrained hyperparameters."""
+        return self._init_state(data, self.space.unpack(values, fixed))
 
     @without_collection()
     def init_search(self, data: object, fixed: dict[str, Array], values: Array, state: object) -> SearchState:
@@ -411,21 +300,12 @@ class FittingPrograms:
         none: Any = np.asarray(2 * values.size + 1, np.int32)
         return start._replace(num_probes=none) if self.probes_locally else start
 
-    def _searches(
-        self, data: object, fixed: dict[str, Array], values: Array, *, max_iterations: int
+    def whole_search(
+        self, data: object, fixed: dict[str, Array], start: SearchState, max_iterations: int, trace_length: int
     ) -> tuple[SearchState, Array]:
-        """Whole searches and their objectives, for data and starting values of several data sets, stacked.
-
-        One after the other: together, each would wait for the slowest, and conditions would compute both branches.
-        """
-
-        def one(inputs: tuple[object, Array]) -> tuple[SearchState, Array]:
-            data, values = inputs
-            state = self._first_state(data, fixed, values)
-            start = jax.tree.map(jnp.asarray, self.init_search(data, fixed, values, state))
-            return self._search(data, fixed, start, max_iterations, jnp.iinfo(jnp.int32).max, _LONGEST_TRACE)
-
-        return jax.lax.map(one, (data, values))
+        """A search to its end within another program, and the objectives of its first evaluations."""
+        start = jax.tree.map(jnp.asarray, start)
+        return self._search(data, fixed, start, max_iterations, jnp.iinfo(jnp.int32).max, trace_length)
 
     def _search(
         self,
@@ -448,4 +328,4 @@ class FittingPrograms:
 
     def posterior(self, data: Any, hyper: dict[str, Array], state: Any) -> Any:
         """The posterior of the unknowns, for programs that ask it something."""
-        return self._algorithm.posterior(self.form(hyper, data), state)
+        return self.algorithm.posterior(self.form(hyper, data), state)

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....compilation.quick_jit import quick_jit
+from ....compilation.store import shared
 from ....compilation.transfer import to_device
 from ....structure import LatentGaussianReading, ModelStructureError
 from ...front.running.chunks import Chunks
@@ -20,6 +22,8 @@ from .fitting_programs import FittingPrograms
 
 __all__ = ["NOTHING_BEGUN", "Begun", "begin_together", "check_alike", "refuse"]
 
+_LONGEST_TRACE = 500
+"""Evaluations of a whole search whose objectives are kept; a search may make more."""
 _MOST_ROWS = 30_000
 """Rows of all data sets of a batch: beyond, a fit takes so long that nothing is gained by fitting others beside it."""
 
@@ -120,17 +124,44 @@ def begin_together(
 def _searches(
     data: object, programs: FittingPrograms, space: UnconstrainedSpace, values: Array, steps: int
 ) -> list[Begun]:
-    found = _lanes(programs.searches(data, space.fixed, values, max_iterations=steps))
+    searches = shared(_compiled_searches, programs)
+    found = _lanes(searches(data, space.fixed, values, max_iterations=steps))
     return [Begun(search=(search, trace[~np.isnan(trace)])) for search, trace in found]
 
 
 def _solves(data: object, programs: FittingPrograms, space: UnconstrainedSpace, steps: int) -> list[Begun]:
-    hyper = space.unpack(jnp.zeros((0,)))
+    hyper, solves = space.unpack(jnp.zeros((0,))), shared(_compiled_solves, programs)
     out = []
-    for state, info, objective in _lanes(programs.solves(data, hyper, num_steps=steps)):
+    for state, info, objective in _lanes(solves(data, hyper, num_steps=steps)):
         taken = int(info.num_steps)
         out.append(Begun(solved=Chunks(state, info, float(objective), info.objective_trace[:taken], taken, [])))
     return out
+
+
+def _compiled_searches(programs: FittingPrograms) -> Callable[..., tuple[SearchState, Array]]:
+    """Whole searches and their objectives, for data and starting values of several data sets, stacked.
+
+    One after the other: together, each would wait for the slowest, and conditions would compute both branches.
+    """
+
+    def searches(data: object, fixed: dict[str, Array], values: Array, *, max_iterations: int) -> Any:
+        def one(inputs: tuple[object, Array]) -> tuple[SearchState, Array]:
+            data, values = inputs
+            start = programs.init_search(data, fixed, values, programs.first_state(data, fixed, values))
+            return programs.whole_search(data, fixed, start, max_iterations, _LONGEST_TRACE)
+
+        return jax.lax.map(one, (data, values))
+
+    return quick_jit(searches, static_argnames="max_iterations")  # runs often, so that optimisation pays
+
+
+def _compiled_solves(programs: FittingPrograms) -> Callable[..., tuple[Any, Any, Array]]:
+    """Fits of the field from the start, for data of several data sets, stacked."""
+
+    def solves(data: object, hyper: dict[str, Array], *, num_steps: int) -> Any:
+        return jax.lax.map(lambda one: programs.fitted(one, hyper, None, num_steps=num_steps), data)
+
+    return quick_jit(solves, static_argnames="num_steps")
 
 
 def _lanes(stacked: object) -> list[Any]:
