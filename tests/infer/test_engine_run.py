@@ -412,6 +412,8 @@ def test_options_of_a_sampler_and_of_no_one_are_refused_with_those_there_are(cou
         EP(counts_case.model, num_warmup=500, num_samples=1000)
     with pytest.raises(TypeError, match=r"LaplaceApproximation has no option 'steps'; its options are .*num_steps"):
         LaplaceApproximation(counts_case.model, steps=3)
+    with pytest.raises(TypeError, match=r"EP has no option 'space'.*LaplaceApproximation\(model, space='iterative'\)"):
+        EP(counts_case.model, space="iterative")
     with pytest.raises(TypeError, match=r"got NUTS: give the model itself, EP\(model\)"):
         EP(NUTS(counts_case.model))
     assert EP(counts_case.model, num_samples=np.int64(7)).num_samples == 7

@@ -54,6 +54,8 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
     :param dict dims: names of the dimensions of a site, by its name; those of plates have them by themselves.
     """
 
+    options_elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Options of related engines that are asked of this one by mistake, with a sentence on what to write instead."""
     _most_escapes: ClassVar[int] = 5
     """Points that are no maximum which iterations leave at most."""
 
@@ -371,8 +373,7 @@ def _unknown_options(engine: type[AnyEngine], unknown: Mapping[str, object]) -> 
     options, first = sorted(engine._option_names()), next(iter(unknown))
     meant = nearest_name(first, options)
     more = "" if meant is None else f" Did you mean {meant!r}?"
-    if "space" in unknown:
-        more = " Crossed effects of many levels are fitted by LaplaceApproximation(model, space='iterative') alone."
+    more = next((f" {engine.options_elsewhere[name]}" for name in unknown if name in engine.options_elsewhere), more)
     return f"{engine.__name__}{hint} has no option {first!r}; its options are {', '.join(options)}.{more}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Unpack
 
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ...structure import LatentGaussianReading, ModelStructureError, Reason
+from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian.read import LATENT_GAUSSIAN
 from ...structure.model.running.changing import read_with_changing
 from ...structure.model.running.execution import ModelCall
@@ -32,7 +32,7 @@ from .engine_answers import GaussianAnswers
 from .engine_program import EngineProgram
 from .fitting.costs import FIT_COSTS, FitCosts
 from .fitting.fit import RunOptions, check_skipped, fit
-from .fitting.many import NOTHING_BEGUN, Begun, begin_together, check_alike, refuse
+from .fitting.many import NOTHING_BEGUN, Begun, begin_together, read_all, refuse
 from .fitting.modes import explain_two_modes
 from .integrated_run import IntegratedRun
 from .integration.exploration import Integrate, Integration, check_design
@@ -97,10 +97,13 @@ class Engine(GaussianAnswers):
 
     forms: ClassVar[Sequence[Form[Any]]] = (LATENT_GAUSSIAN,)
     must_integrate: ClassVar[bool] = False
+    """True if there is no engine without integration over the hyperparameters."""
+    options_elsewhere: ClassVar[Mapping[str, str]] = {
+        "space": "Crossed effects of many levels are fitted by LaplaceApproximation(model, space='iterative') alone."
+    }
     _costs: ClassVar[FitCosts] = FIT_COSTS
     _run_class: ClassVar[type[GaussianRun]] = GaussianRun
     _integrated_run_class: ClassVar[type[IntegratedRun]] = IntegratedRun
-    """True if there is no engine without integration over the hyperparameters."""
 
     def __init__(
         self,
@@ -143,26 +146,11 @@ class Engine(GaussianAnswers):
         return self._fit(self._read(rng_key, args, kwargs), rng_key, init_state)
 
     def _start_many(self, datasets: Sequence[Dataset]) -> Iterator[Callable[[], FinishedRun]]:
-        readings: dict[int, LatentGaussianReading] = {}
-        refused: dict[int, ModelStructureError] = {}
-        for number, (rng_key, args, kwargs) in enumerate(datasets):
-            try:
-                # A fault of the structure shows on the first data set: the others have the same.
-                reading = self._read(rng_key, args, kwargs, check=not readings)
-            except ModelStructureError as error:
-                told = ModelStructureError(f"datasets[{number}]: {error}", reason=error.reason, site=error.site)
-                if error.reason is not Reason.DATA:  # no other data set can be read either
-                    raise told from error
-                told.__cause__ = error
-                refused[number] = told
-                continue
-            if not isinstance(reading, LatentGaussianReading):
-                yield from super()._start_many(datasets)
-                return
-            readings[number] = reading
-        if not readings:
-            raise refused[0]
-        check_alike(readings)
+        found = read_all(datasets, self._read)
+        if found is None:
+            yield from super()._start_many(datasets)
+            return
+        readings, refused = found
         spaces = [UnconstrainedSpace(reading.hyper, self.hyper_values) for reading in readings.values()]
         values = [space.initial(self.init_values) for space in spaces]
         steps = self.max_hyper_steps if spaces[0].size else self.num_steps

@@ -69,6 +69,10 @@ class DenseDesign:
         """Each row times a number."""
         return DenseDesign(weight[:, None] * self.matrix)
 
+    def scale_columns(self, weight: Array) -> DenseDesign:
+        """Each column times a number."""
+        return DenseDesign(self.matrix * weight)
+
     def squared(self) -> DenseDesign:
         """The squares of the elements: maps variances of independent unknowns to those of the predictors."""
         return DenseDesign(jnp.square(self.matrix))
@@ -161,6 +165,10 @@ class SparseRows:
     def scale_rows(self, weight: Array) -> SparseRows:
         """Each row times a number."""
         return SparseRows(self.columns, weight[:, None] * self.values, self.num_columns, self.bandwidth)
+
+    def scale_columns(self, weight: Array) -> SparseRows:
+        """Each column times a number."""
+        return SparseRows(self.columns, self.values * weight[self.columns], self.num_columns, self.bandwidth)
 
     def squared(self) -> SparseRows:
         """The squares of the elements: maps variances of independent unknowns to those of the predictors."""

@@ -13,14 +13,15 @@ from jax import Array
 from ....compilation.quick_jit import quick_jit
 from ....compilation.store import shared
 from ....compilation.transfer import to_device
-from ....structure import LatentGaussianReading, ModelStructureError
+from ....structure import LatentGaussianReading, ModelReading, ModelStructureError, Reason
+from ...front.many import Dataset
 from ...front.running.chunks import Chunks
 from ...hyper.search import SearchState
 from ...hyper.space import UnconstrainedSpace
 from .costs import FitCosts
 from .fitting_programs import FittingPrograms
 
-__all__ = ["NOTHING_BEGUN", "Begun", "begin_together", "check_alike", "refuse"]
+__all__ = ["NOTHING_BEGUN", "Begun", "begin_together", "read_all", "refuse"]
 
 _LONGEST_TRACE = 500
 """Evaluations of a whole search whose objectives are kept; a search may make more."""
@@ -47,12 +48,40 @@ def refuse(error: ModelStructureError) -> NoReturn:
     raise error
 
 
-def check_alike(readings: Mapping[int, LatentGaussianReading]) -> None:
-    """Refuse data sets whose answers have other shapes.
+def read_all(
+    datasets: Sequence[Dataset], read: Callable[..., ModelReading]
+) -> tuple[dict[int, LatentGaussianReading], dict[int, ModelStructureError]] | None:
+    """The readings of data sets, and the errors of those that cannot be read, by their numbers.
 
-    :param readings: by the number of the data set.
-    :raises ValueError: saying which data set differs from the first, and in what.
+    :param datasets: the data sets.
+    :param read: reads the model on one of them, with a check of its density if asked for.
+    :return: both; ``None`` where a model is no latent Gaussian one, which is seen at the first.
+    :raises ModelStructureError: if no data set can be read.
+    :raises ValueError: if answers have other shapes: saying which data set differs from the first, and in what.
     """
+    readings: dict[int, LatentGaussianReading] = {}
+    refused: dict[int, ModelStructureError] = {}
+    for number, (rng_key, args, kwargs) in enumerate(datasets):
+        try:
+            # A fault of the structure shows on the first data set: the others have the same.
+            reading = read(rng_key, args, kwargs, check=not readings)
+        except ModelStructureError as error:
+            told = ModelStructureError(f"datasets[{number}]: {error}", reason=error.reason, site=error.site)
+            if error.reason is not Reason.DATA:  # no other data set can be read either
+                raise told from error
+            told.__cause__ = error
+            refused[number] = told
+            continue
+        if not isinstance(reading, LatentGaussianReading):
+            return None
+        readings[number] = reading
+    if not readings:
+        raise refused[0]
+    _check_alike(readings)
+    return readings, refused
+
+
+def _check_alike(readings: Mapping[int, LatentGaussianReading]) -> None:
     shapes = {number: _shapes(reading) for number, reading in readings.items()}
     first = next(iter(shapes))
     for number, other in shapes.items():

@@ -76,9 +76,8 @@ class BandedSpace(IndependentUnknowns):
         :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
         :return: the posterior; nan where it is improper.
         """
-        columns = self.design.columns
-        values = self.design.values * self.scale[columns]
-        gram = BlockTridiagonal.from_rows(columns, values, site_precision, self.num_blocks, self.width)
+        rows = self.design.scale_columns(self.scale)
+        gram = BlockTridiagonal.from_rows(rows.columns, rows.values, site_precision, self.num_blocks, self.width)
         padding = jnp.ones((self.num_blocks * self.width - self.scale.size,), self.precision.dtype)
         own = jnp.concatenate([self.precision, padding]).reshape(self.num_blocks, self.width)
         diagonal = gram.diagonal + own[:, :, None] * jnp.eye(self.width, dtype=own.dtype)
@@ -141,8 +140,8 @@ class BandedPosterior(WhitenedPosterior, NotSequential):
 
     def _variance_of_rows(self, design: SparseRows) -> Array:
         inverse = self.factor.selected_inverse()
-        values = design.values * self.space.scale[design.columns]
-        return sum_pairs(design.columns, values, inverse.entries)
+        rows = design.scale_columns(self.space.scale)
+        return sum_pairs(rows.columns, rows.values, inverse.entries)
 
     def _white_map(self, design: Design) -> Array:
         rows = design.to_dense() * self.space.scale

@@ -76,10 +76,10 @@ class InducingValues:
 
     def by_noise(self, design: Design) -> Design:
         """Design of the rows in noise and other unknowns."""
-        if isinstance(design, DenseDesign):
-            return DenseDesign(jnp.pad(design.matrix * self.scale, ((0, 0), (0, self.num_inducing))))
-        values = design.values * self.scale[design.columns]
-        return SparseRows(design.columns, values, self.num_columns + self.num_inducing)
+        scaled = design.scale_columns(self.scale)
+        if isinstance(scaled, DenseDesign):
+            return DenseDesign(jnp.pad(scaled.matrix, ((0, 0), (0, self.num_inducing))))
+        return SparseRows(scaled.columns, scaled.values, self.num_columns + self.num_inducing)
 
     def by_inducing(self, design: Design) -> Array:
         """Coefficients of the rows in the inducing values, shape ``(rows, num_inducing)``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +129,7 @@ class SparseSpace(_OnlyParallel, OneBlock):
     @property
     def design(self) -> SparseRows:
         """:math:`X`, of the coordinates :math:`w`."""
-        return _columns_scaled(self.rows_of_unknowns, self.scale)
+        return self.rows_of_unknowns.scale_columns(self.scale)
 
     def predictor(self, coordinates: Array) -> Array:
         """Predictors of shape ``(num_rows,)`` for coordinates :math:`w` of shape ``(1, N)``."""
@@ -275,7 +275,7 @@ class SparsePosterior(_OnlyParallel):
         From the selected inverse where rows touch pairs of unknowns that rows of the model touch too, or that are
         neighbours; else by one solve for each row.
         """
-        design = _columns_scaled(design, self.space.scale)
+        design = design.scale_columns(self.space.scale)
         if isinstance(design, DenseDesign) or design.columns.shape[1] ** 2 > self.space.scale.size:
             return self._variance_by_solves(design)
         first, second = row_pairs(design.columns.shape[1])
@@ -303,7 +303,7 @@ class SparsePosterior(_OnlyParallel):
                 f"the joint covariance of {design.num_rows} quantities of a sparse field is not formed: variances "
                 f"need none, and of up to {LARGEST_DENSE} quantities it is found by solves. Ask for fewer at once."
             )
-        matrix = _columns_scaled(design, self.space.scale).to_dense()
+        matrix = design.scale_columns(self.space.scale).to_dense()
         removed, added = matrix @ self.removed, matrix @ self.added
         return matrix @ self.factor.solve(matrix.T) - removed @ removed.T + added @ added.T
 
@@ -357,7 +357,7 @@ class SparsePosterior(_OnlyParallel):
 
         Cost: a solve for each row, and memory for the covariances of 64 of them.
         """
-        design = _columns_scaled(design, self.space.scale)
+        design = design.scale_columns(self.space.scale)
 
         def of(matrix: Array, rows: Array) -> Any:
             removed, added = (matrix @ part @ part.T for part in (self.removed, self.added))
@@ -387,17 +387,3 @@ class SparsePosterior(_OnlyParallel):
 
         found = lax.map(of_rows, chunks)
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:number], found)
-
-
-@overload
-def _columns_scaled(design: SparseRows, scale: Array) -> SparseRows: ...
-
-
-@overload
-def _columns_scaled(design: Design, scale: Array) -> Design: ...
-
-
-def _columns_scaled(design: Design, scale: Array) -> Design:
-    if isinstance(design, DenseDesign):
-        return DenseDesign(design.matrix * scale)
-    return SparseRows(design.columns, design.values * scale[design.columns], design.num_columns, design.bandwidth)
