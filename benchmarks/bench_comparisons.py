@@ -20,7 +20,7 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_ext.datasets import simulate_preferences
 from numpyro_ext.infer import EP, collaborative_em
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation as ep
 from numpyro_ext.models import bradley_terry, preference_gp
 from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure import read_latent_gaussian

@@ -22,7 +22,7 @@ import pytest
 
 from numpyro_ext.datasets import data_path, load_best_worst_pairs, simulate_preferences
 from numpyro_ext.infer import BilinearVG
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation as ep
 from numpyro_ext.linalg.cholesky import cholesky, inverse_lower
 from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.structure import read_latent_gaussian

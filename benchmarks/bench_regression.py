@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
 from numpyro_ext.infer.gaussian.algorithms.posterior import gaussian_prior
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation as ep
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 from numpyro_ext.linalg.gaussian.spaces.border_space import Border

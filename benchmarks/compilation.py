@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation as ep
 from numpyro_ext.structure.latent_gaussian.form import LatentGaussian
 
 _STAGES = {

@@ -48,6 +48,7 @@ FLOORS = {
         ["cross_validation", "laplace_approximation", "marginal", "variational"],
         ["inla", "predictive_moments"],
     ],
+    "infer.gaussian.algorithms": [["modes", "nodes"], ["propagation"]],
     "design": [["outcomes"], ["selection"], ["scores"]],
 }
 # What may be run on arrays alone.

@@ -20,8 +20,8 @@ from .front.answers.ranking import RankSummary, expected_ranks, rank_summary, ra
 from .gaussian.adaptive_quadrature import AdaptiveQuadrature
 from .gaussian.algorithms.algorithm import Algorithm
 from .gaussian.algorithms.fit_info import FitInfo
+from .gaussian.algorithms.nodes.quadrature import Quadrature
 from .gaussian.algorithms.posterior import GaussianPosterior
-from .gaussian.algorithms.quadrature import Quadrature
 from .gaussian.algorithms.values import ExpectationPropagation, Laplace
 from .gaussian.cross_validation import CrossValidation, cross_validate
 from .gaussian.engine import Engine

@@ -25,7 +25,7 @@ from .front.many import Dataset
 from .front.run import FinishedRun
 from .front.state import EngineState
 from .gaussian.algorithms.algorithm import Algorithm
-from .gaussian.algorithms.expectation_propagation import Schedule
+from .gaussian.algorithms.propagation.expectation_propagation import Schedule
 from .gaussian.algorithms.values import ExpectationPropagation
 from .gaussian.answers.corrected import Corrected
 from .gaussian.engine import Engine, GaussianOptions

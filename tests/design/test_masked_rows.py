@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.design.outcomes.pool import _Seen, rows_of
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation as ep
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.potentials.outcomes import with_outcome
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian

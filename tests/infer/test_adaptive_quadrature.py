@@ -18,8 +18,8 @@ from scipy.stats import norm, poisson
 
 from numpyro_ext.compilation import store
 from numpyro_ext.infer import AdaptiveQuadrature, Quadrature
-from numpyro_ext.infer.gaussian.algorithms import column_sums
-from numpyro_ext.infer.gaussian.algorithms.shared_columns import SharedColumns
+from numpyro_ext.infer.gaussian.algorithms.nodes import column_sums
+from numpyro_ext.infer.gaussian.algorithms.nodes.shared_columns import SharedColumns
 from numpyro_ext.infer.gaussian.fitting import costs, fitting_programs
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError

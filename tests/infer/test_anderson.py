@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation as ep
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior
 from numpyro_ext.linalg.solvers.anderson import extrapolated, no_history, remember
 from numpyro_ext.potentials import ProbitPotential, RectifiedLinearPoissonPotential

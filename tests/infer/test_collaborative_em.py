@@ -27,7 +27,7 @@ from numpyro_ext.infer.collaborative.user_inference import (
     user_moments,
 )
 from numpyro_ext.infer.front.files.archive import write_archive
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation
 from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.potentials import ProbitPotential
 from tests.compilations import compiled_programs

@@ -11,7 +11,7 @@ from scipy.stats import halfnorm, norm, poisson
 
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.front.results import LogEvidence
-from numpyro_ext.infer.gaussian.algorithms.cumulants import Correction, tilted_cumulants
+from numpyro_ext.infer.gaussian.algorithms.propagation.cumulants import Correction, tilted_cumulants
 from numpyro_ext.infer.gaussian.answers.corrected import corrected
 from numpyro_ext.potentials import (
     LogitPotential,

@@ -9,7 +9,7 @@ import pytest
 from scipy import integrate
 from scipy.stats import multivariate_normal
 
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation as ep
 from numpyro_ext.linalg.gaussian.design import DenseDesign
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
 from numpyro_ext.potentials import (

@@ -16,7 +16,8 @@ from numpyro_ext.distributions import (
     kronecker_sum,
     sparse_matmul,
 )
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation, laplace
+from numpyro_ext.infer.gaussian.algorithms.modes import laplace
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation
 from numpyro_ext.structure import read_latent_gaussian
 from tests.tiers import few
 

@@ -11,7 +11,7 @@ import pytest
 from jax import random
 
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation
-from numpyro_ext.infer.gaussian.algorithms import laplace
+from numpyro_ext.infer.gaussian.algorithms.modes import laplace
 from numpyro_ext.linalg.sparse_krylov import find_elimination
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
-from numpyro_ext.infer.gaussian.algorithms import laplace
+from numpyro_ext.infer.gaussian.algorithms.modes import laplace
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation as ep
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
 from numpyro_ext.linalg.gaussian.spaces.border_space import Border

@@ -14,8 +14,8 @@ from numpyro.distributions import biject_to, constraints
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.front.running.climbs import Climb
 from numpyro_ext.infer.front.running.learning import learn
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation
-from numpyro_ext.infer.gaussian.algorithms.local_factors import localised
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation
+from numpyro_ext.infer.gaussian.algorithms.propagation.local_factors import localised
 from numpyro_ext.infer.hyper.curvature import curvature, hessian
 from numpyro_ext.infer.hyper.evaluation import evaluation_fn
 from numpyro_ext.infer.hyper.metric import in_metric, with_metric

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
-from numpyro_ext.infer.gaussian.algorithms.newton import newton_sites
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation as ep
+from numpyro_ext.infer.gaussian.algorithms.propagation.newton import newton_sites
 from numpyro_ext.linalg.gaussian.design import DenseDesign
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from numpyro_ext.potentials import LogitPotential, ProbitPotential, StudentTPotential

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.infer import AdaptiveQuadrature, Quadrature
-from numpyro_ext.infer.gaussian.algorithms.shared_columns import SharedColumns
+from numpyro_ext.infer.gaussian.algorithms.nodes.shared_columns import SharedColumns
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.models import item_response
 from tests.infer.random_item_models import RandomModel, random_model

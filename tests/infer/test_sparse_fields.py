@@ -13,7 +13,8 @@ from jax import random
 
 from numpyro_ext import EP, INLA, LaplaceApproximation
 from numpyro_ext.distributions import GaussianMarkovRandomField, graph_precision, leroux
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation, laplace
+from numpyro_ext.infer.gaussian.algorithms.modes import laplace
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation
 from numpyro_ext.infer.gaussian.integration.simplified_laplace import simplified_laplace_marginals
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from tests.compilations import compiled_programs

@@ -16,7 +16,7 @@ from numpyro_ext.infer.front.answers.sites import SitePosterior
 from numpyro_ext.infer.front.answers.summary import chosen_names, format_summary
 from numpyro_ext.infer.front.labels import Labels
 from numpyro_ext.infer.front.results import Diagnostics, LogEvidence
-from numpyro_ext.infer.gaussian.algorithms.mode_shift import mode_shifts
+from numpyro_ext.infer.gaussian.algorithms.modes.mode_shift import mode_shifts
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)

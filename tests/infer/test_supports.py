@@ -12,7 +12,8 @@ from numpyro.infer.util import log_density
 from scipy.stats import truncnorm
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation, laplace
+from numpyro_ext.infer.gaussian.algorithms.modes import laplace
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation
 from numpyro_ext.infer.gaussian.variational import natural_gradient
 from numpyro_ext.potentials import ElementwisePotential
 from numpyro_ext.structure import read_latent_gaussian

@@ -8,7 +8,8 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
-from numpyro_ext.infer.gaussian.algorithms import expectation_propagation, laplace
+from numpyro_ext.infer.gaussian.algorithms.modes import laplace
+from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation
 from numpyro_ext.infer.gaussian.variational import natural_gradient
 from numpyro_ext.linalg.gaussian.design import DenseDesign
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior

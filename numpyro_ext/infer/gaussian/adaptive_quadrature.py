@@ -20,9 +20,9 @@ from ..front.running.progress import warn
 from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
-from .algorithms.find_shared_columns import find_shared_columns
-from .algorithms.quadrature import Quadrature
-from .algorithms.shared_columns import SharedColumns
+from .algorithms.nodes.find_shared_columns import find_shared_columns
+from .algorithms.nodes.quadrature import Quadrature
+from .algorithms.nodes.shared_columns import SharedColumns
 from .engine import Engine, GaussianOptions
 from .fitting.many import NOTHING_BEGUN, Begun
 from .quadrature_run import IntegratedQuadratureRun, QuadratureRun

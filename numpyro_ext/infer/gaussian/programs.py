@@ -22,8 +22,8 @@ from ..hyper.space import UnconstrainedSpace
 from ..hyper.stacked import at_each
 from .algorithms.algorithm import Algorithm
 from .algorithms.half_lines import half_lines
-from .algorithms.mode_shift import shifted
-from .algorithms.node_posterior import NodePosterior
+from .algorithms.modes.mode_shift import shifted
+from .algorithms.nodes.node_posterior import NodePosterior
 from .answers.leave_one_out import log_factors_at_draws, log_leave_one_out, log_refitted
 from .answers.prediction import log_predictive_factors
 from .fitting.fitting_programs import FittingPrograms

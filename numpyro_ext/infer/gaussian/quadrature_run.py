@@ -19,8 +19,8 @@ from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap
 from ..front.answers.sites import PosteriorSites, SitePosterior
 from .algorithms.algorithm import Algorithm
-from .algorithms.node_density import quantiles
-from .algorithms.node_posterior import NodePosterior
+from .algorithms.nodes.node_density import quantiles
+from .algorithms.nodes.node_posterior import NodePosterior
 from .integrated_run import IntegratedRun
 from .run import GaussianRun, Point
 

@@ -23,8 +23,8 @@ from ..front.answers.sites import LargeSite, PosteriorSites, SitePosterior, gaus
 from ..front.results import Diagnostics
 from ..front.run import FinishedRun
 from .algorithms.algorithm import Algorithm
-from .algorithms.cumulants import correction
-from .algorithms.mode_shift import mode_shifts
+from .algorithms.modes.mode_shift import mode_shifts
+from .algorithms.propagation.cumulants import correction
 from .algorithms.supports import never_vanishes
 from .answers.coordinates import FieldCoordinates, field_coordinates
 from .answers.corrected import Corrected, check_cumulants, corrected

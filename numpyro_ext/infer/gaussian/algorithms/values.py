@@ -9,11 +9,12 @@ from jax import Array
 
 from ....linalg.gaussian.spaces.border_space import BorderPosterior
 from ....structure.latent_gaussian import LatentGaussian
-from . import expectation_propagation, laplace, local_factors
 from .algorithm import Algorithm, NearForms
-from .expectation_propagation import Schedule
 from .fit_info import FitInfo
+from .modes import laplace
 from .posterior import GaussianPosterior
+from .propagation import expectation_propagation, local_factors
+from .propagation.expectation_propagation import Schedule
 
 __all__ = ["ExpectationPropagation", "Laplace"]
 

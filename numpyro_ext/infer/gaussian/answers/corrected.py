@@ -14,7 +14,7 @@ from ....potentials.vector_rows import VectorRows
 from ....structure import LatentGaussianReading
 from ...front.results import LogEvidence
 from ...front.running.progress import warn
-from ..algorithms.cumulants import LARGEST_ROWS, Correction
+from ..algorithms.propagation.cumulants import LARGEST_ROWS, Correction
 
 __all__ = ["Corrected", "check_cumulants", "corrected"]
 

@@ -26,7 +26,7 @@ from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from ..algorithms.algorithm import Algorithm
 from ..algorithms.posterior import GaussianPosterior
-from ..algorithms.tilting import cavities
+from ..algorithms.propagation.tilting import cavities
 from .prediction import are_coordinates_joint, log_predictive_density, log_predictive_factors
 
 __all__ = [

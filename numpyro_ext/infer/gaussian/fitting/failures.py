@@ -15,8 +15,8 @@ from ....potentials import ElementwisePotential, PairPotential
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.results import at_values
-from ..algorithms import laplace
 from ..algorithms.algorithm import Algorithm
+from ..algorithms.modes import laplace
 from ..algorithms.values import ExpectationPropagation, Laplace
 
 __all__ = ["check_flat_priors", "explain_failure", "not_finite_error"]

@@ -20,7 +20,7 @@ from ...front.running.progress import progress_bar, warn
 from ...front.state import EngineState, Fit, check_init_state, data_digest
 from ...hyper.search import EVALUATIONS_PER_CHUNK
 from ...hyper.space import UnconstrainedSpace
-from ..algorithms.iterated_modes import largest_residual
+from ..algorithms.modes.iterated_modes import largest_residual
 from ..algorithms.pseudo_observations import explain_powers
 from .failures import check_flat_priors, not_finite_error
 from .fitting_programs import MOST_CURVED, FittingPrograms

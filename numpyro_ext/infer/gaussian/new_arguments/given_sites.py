@@ -20,9 +20,9 @@ from ...front.answers.joint_arguments import NotJoined
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
 from ..algorithms.fit_info import FitInfo
-from ..algorithms.node_posterior import NodePosterior
+from ..algorithms.nodes.node_posterior import NodePosterior
+from ..algorithms.nodes.quadrature import Quadrature
 from ..algorithms.posterior import Covariance, GaussianPosterior
-from ..algorithms.quadrature import Quadrature
 from ..fitting.point_fit import PointFit
 from ..integrated_run import IntegratedRun, unstacked
 from ..integration.exploration import Exploration

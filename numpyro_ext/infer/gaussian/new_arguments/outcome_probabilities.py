@@ -15,7 +15,7 @@ from ....potentials.outcomes import log_predictive_probabilities, num_outcomes
 from ....structure.model.priors import unwrap
 from ....structure.model.reading import ModelReading
 from ....structure.program.run_compiled import run_compiled
-from ..algorithms.node_posterior import NodePosterior
+from ..algorithms.nodes.node_posterior import NodePosterior
 from ..answers.prediction import are_coordinates_joint
 from ..run import GaussianRun
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from ....linalg.gaussian.spaces.sparse_space import SparsePosterior, SparseSpace
-from ....structure.latent_gaussian import LatentGaussian
-from .fit_info import FitInfo
+from .....linalg.gaussian.spaces.sparse_space import SparsePosterior, SparseSpace
+from .....structure.latent_gaussian import LatentGaussian
+from ..fit_info import FitInfo
 from .mode_derivative import derivatives, joint_gradient
 
 __all__ = ["JudgedMode", "judged_mode", "largest_residual", "only_solution"]

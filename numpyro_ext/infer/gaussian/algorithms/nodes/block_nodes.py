@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ....linalg.cholesky import cholesky
-from ....structure.latent_gaussian import LatentGaussian
+from .....linalg.cholesky import cholesky
+from .....structure.latent_gaussian import LatentGaussian
 
 __all__ = ["BlockNodes", "block_log_density", "find_nodes", "first_nodes", "lattice", "scattered"]
 

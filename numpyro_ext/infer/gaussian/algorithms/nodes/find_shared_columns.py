@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jax import Array
 
-from ....linalg.gaussian.prior import DiagonalPrior
-from ....structure.latent_gaussian import LatentGaussian
+from .....linalg.gaussian.prior import DiagonalPrior
+from .....structure.latent_gaussian import LatentGaussian
 from .shared_columns import (
     ColumnsOfFamily,
     SharedColumns,

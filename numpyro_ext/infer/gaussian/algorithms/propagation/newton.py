@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ....linalg.gaussian.marginals import Marginals
-from ....linalg.gaussian.spaces.observation_space import ObservationSpace
-from ....potentials.vector_rows import vector_factors
-from ....structure.latent_gaussian import LatentGaussian
-from .posterior import gaussian_prior
+from .....linalg.gaussian.marginals import Marginals
+from .....linalg.gaussian.spaces.observation_space import ObservationSpace
+from .....potentials.vector_rows import vector_factors
+from .....structure.latent_gaussian import LatentGaussian
+from ..posterior import gaussian_prior
 from .tilting import propose, tilt
 
 __all__ = ["newton_sites"]

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ....linalg.gaussian.conditioning import Space
-from ....linalg.gaussian.marginals import Marginals
-from ....linalg.gaussian.prior import is_flat, is_valid_prior
-from ....structure.latent_gaussian import LatentGaussian, joined
-from .posterior import gaussian_prior
+from .....linalg.gaussian.conditioning import Space
+from .....linalg.gaussian.marginals import Marginals
+from .....linalg.gaussian.prior import is_flat, is_valid_prior
+from .....structure.latent_gaussian import LatentGaussian, joined
+from ..posterior import gaussian_prior
 from .tilting import Tilted, tilt, without_sites
 
 __all__ = ["evidence_at", "exceeds_one", "has_flat", "log_evidence"]

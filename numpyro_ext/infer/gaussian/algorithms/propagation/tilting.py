@@ -13,13 +13,13 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ....linalg.cholesky import cholesky, cholesky_inverse, inverse_lower
-from ....linalg.gaussian.conditioning import LinearGaussianPosterior, log_partition_without_sites
-from ....linalg.gaussian.marginals import Marginals
-from ....linalg.short_axes import times_vector
-from ....potentials import Potential
-from ....potentials.vector_rows import VectorRows, vector_factors
-from ....structure.latent_gaussian import LatentGaussian
+from .....linalg.cholesky import cholesky, cholesky_inverse, inverse_lower
+from .....linalg.gaussian.conditioning import LinearGaussianPosterior, log_partition_without_sites
+from .....linalg.gaussian.marginals import Marginals
+from .....linalg.short_axes import times_vector
+from .....potentials import Potential
+from .....potentials.vector_rows import VectorRows, vector_factors
+from .....structure.latent_gaussian import LatentGaussian
 
 __all__ = [
     "Tilted",

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ....linalg.gaussian.conditioning import LinearGaussian
-from ....linalg.gaussian.marginals import Marginals
-from ....structure.latent_gaussian import LatentGaussian
+from .....linalg.gaussian.conditioning import LinearGaussian
+from .....linalg.gaussian.marginals import Marginals
+from .....structure.latent_gaussian import LatentGaussian
 from .tilting import propose, tilt, with_broad_cavities
 
 __all__ = ["sweep_sequentially"]

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ....linalg.cholesky import cholesky
-from ....linalg.frozen_pytree import frozen_pytree
-from ....linalg.gaussian.design import AnyDesign, SparseRows
-from ....structure.latent_gaussian import AffineMap, LatentGaussian
+from .....linalg.cholesky import cholesky
+from .....linalg.frozen_pytree import frozen_pytree
+from .....linalg.gaussian.design import AnyDesign, SparseRows
+from .....structure.latent_gaussian import AffineMap, LatentGaussian
+from ..posterior import check_dense_covariance
 from .block_nodes import BlockNodes, lattice, scattered
 from .node_density import draw_places
-from .posterior import check_dense_covariance
 
 __all__ = ["NodePosterior"]
 

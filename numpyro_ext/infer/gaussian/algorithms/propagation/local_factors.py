@@ -18,10 +18,10 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ....potentials.base import Potential, potential
-from ....potentials.moments import TiltedMoments
-from ....potentials.vector_rows import vector_factors
-from ....structure.latent_gaussian import LatentGaussian
+from .....potentials.base import Potential, potential
+from .....potentials.moments import TiltedMoments
+from .....potentials.vector_rows import vector_factors
+from .....structure.latent_gaussian import LatentGaussian
 from .expectation_propagation import State
 from .tilting import cavities
 

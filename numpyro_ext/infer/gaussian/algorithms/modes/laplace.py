@@ -27,17 +27,17 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ....linalg.gaussian.conditioning import LinearGaussian, Space
-from ....linalg.gaussian.prior import is_flat, is_valid_prior
-from ....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
-from ....linalg.gaussian.spaces.sparse_space import SparsePosterior, SparseSpace
-from ....structure.latent_gaussian import LatentGaussian, joined
+from .....linalg.gaussian.conditioning import LinearGaussian, Space
+from .....linalg.gaussian.prior import is_flat, is_valid_prior
+from .....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
+from .....linalg.gaussian.spaces.sparse_space import SparsePosterior, SparseSpace
+from .....structure.latent_gaussian import LatentGaussian, joined
+from ..fit_info import FitInfo
+from ..posterior import GaussianPosterior, gaussian_prior
+from ..supports import all_positive, may_vanish, sites_within_support
 from .damped_newton import Info, State, Volume, has_constant_curvature, newton_step, only_step
-from .fit_info import FitInfo
 from .iterated_modes import JudgedMode, judged_mode, only_solution
 from .mode_derivative import at_point, derivatives, evidence_at_mode
-from .posterior import GaussianPosterior, gaussian_prior
-from .supports import all_positive, may_vanish, sites_within_support
 
 __all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "solve_and_hold", "step", "update"]
 

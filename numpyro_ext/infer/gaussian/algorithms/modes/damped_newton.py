@@ -7,11 +7,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior
-from ....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
-from ....linalg.gaussian.spaces.sparse_space import SparseSpace
-from ....potentials import GaussianPotential
-from ....structure.latent_gaussian import LatentGaussian
+from .....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior
+from .....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
+from .....linalg.gaussian.spaces.sparse_space import SparseSpace
+from .....potentials import GaussianPotential
+from .....structure.latent_gaussian import LatentGaussian
 from .mode_derivative import derivatives, joint_gradient
 
 __all__ = ["Info", "State", "Volume", "has_constant_curvature", "newton_step", "only_step"]

@@ -27,10 +27,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ....linalg.gaussian.marginals import Marginals
-from ....potentials.base import Potential
-from ....structure.latent_gaussian.form import AffineMap
-from .posterior import GaussianPosterior
+from .....linalg.gaussian.marginals import Marginals
+from .....potentials.base import Potential
+from .....structure.latent_gaussian.form import AffineMap
+from ..posterior import GaussianPosterior
 from .tilting import cavities, with_broad_cavities
 
 __all__ = ["LARGEST_ROWS", "Correction", "correction", "tilted_cumulants"]

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ....structure.latent_gaussian.form import AffineMap, LatentGaussian
-from .posterior import GaussianPosterior
+from .....structure.latent_gaussian.form import AffineMap, LatentGaussian
+from ..posterior import GaussianPosterior
 
 __all__ = ["mode_shifts", "shifted"]
 

@@ -30,17 +30,17 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ....linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
-from ....linalg.gaussian.marginals import Marginals, relative_change
-from ....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_valid_prior
-from ....linalg.solvers.anderson import History, extrapolated, no_history, remember
-from ....potentials.vector_rows import vector_factors
-from ....structure.latent_gaussian import LatentGaussian, joined
+from .....linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
+from .....linalg.gaussian.marginals import Marginals, relative_change
+from .....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_valid_prior
+from .....linalg.solvers.anderson import History, extrapolated, no_history, remember
+from .....potentials.vector_rows import vector_factors
+from .....structure.latent_gaussian import LatentGaussian, joined
+from ..fit_info import FitInfo
+from ..posterior import GaussianPosterior, gaussian_prior
 from .evidence_of_sites import evidence_at, exceeds_one, log_evidence
-from .fit_info import FitInfo
 from .newton import newton_sites
 from .opening import State, at_mode, init, is_proper, opened, refresh
-from .posterior import GaussianPosterior, gaussian_prior
 from .sequential import sweep_sequentially
 from .tilting import least_precision, loses_cavity, propose, tilt
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ....linalg.gaussian.conditioning import LinearGaussian, Space
-from ....linalg.gaussian.marginals import Marginals
-from ....structure.latent_gaussian import LatentGaussian
-from . import laplace
+from .....linalg.gaussian.conditioning import LinearGaussian, Space
+from .....linalg.gaussian.marginals import Marginals
+from .....structure.latent_gaussian import LatentGaussian
+from ..modes import laplace
 from .evidence_of_sites import has_flat
 from .tilting import is_log_concave, without_sites
 

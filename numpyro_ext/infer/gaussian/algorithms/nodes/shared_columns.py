@@ -23,13 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ....linalg.gaussian.prior import DiagonalPrior
-from ....structure.latent_gaussian import LatentGaussian
-from .algorithm import Algorithm
+from .....linalg.gaussian.prior import DiagonalPrior
+from .....structure.latent_gaussian import LatentGaussian
+from ..algorithm import Algorithm
+from ..fit_info import FitInfo
 from .block_nodes import BlockNodes, lattice
 from .column_information import Columns, LogProbabilities, predictors, second_derivatives
 from .column_sums import Blocks, Expected, expected, expected_log_density, joint_log_density, log_sums
-from .fit_info import FitInfo
 from .node_posterior import NodePosterior
 
 __all__ = [

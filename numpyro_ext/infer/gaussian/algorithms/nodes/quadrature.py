@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ....structure.latent_gaussian import LatentGaussian
-from .algorithm import Algorithm
+from .....structure.latent_gaussian import LatentGaussian
+from ..algorithm import Algorithm
+from ..fit_info import FitInfo
 from .block_nodes import BlockNodes, block_log_density, find_nodes, first_nodes, lattice, log_constant
-from .fit_info import FitInfo
 from .node_posterior import NodePosterior
 
 __all__ = ["DEFAULT_NODES", "Quadrature", "node_log_density"]

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ....linalg.gaussian.border.arrow import ArrowFactor
-from ....linalg.gaussian.conditioning import LinearGaussian, Space
-from ....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
-from ....linalg.gaussian.spaces.sparse_space import SparsePosterior, SparseSpace
-from ....structure.latent_gaussian import LatentGaussian
-from .posterior import gaussian_prior
+from .....linalg.gaussian.border.arrow import ArrowFactor
+from .....linalg.gaussian.conditioning import LinearGaussian, Space
+from .....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
+from .....linalg.gaussian.spaces.sparse_space import SparsePosterior, SparseSpace
+from .....structure.latent_gaussian import LatentGaussian
+from ..posterior import gaussian_prior
 
 __all__ = ["at_point", "derivatives", "evidence_at_mode", "joint_gradient"]
 

@@ -1,0 +1,1 @@
+"""Exact integration over small independent blocks, on nodes of each or on nodes that all share."""
