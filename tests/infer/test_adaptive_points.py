@@ -14,7 +14,7 @@ from scipy.stats import chi, halfcauchy, halfnorm, norm
 
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.gaussian.integration.judgement import highest_above_mode, judge_points, judge_ratios
-from numpyro_ext.infer.hyper.adaptive import follow
+from numpyro_ext.infer.hyper.density.adaptive import follow
 
 KEY = jax.random.key(0)
 

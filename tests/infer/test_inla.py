@@ -15,7 +15,7 @@ from scipy.stats import halfnorm, lognorm, multivariate_normal, norm, poisson, s
 
 from numpyro_ext.infer import INLA, cross_validate
 from numpyro_ext.infer.gaussian.integration.mixture_marginals import MarginalMixture, SkewNormal
-from numpyro_ext.infer.hyper.design import central_composite, explore_lattice
+from numpyro_ext.infer.hyper.density.design import central_composite, explore_lattice
 from numpyro_ext.structure import ModelStructureError
 from tests.tiers import thorough
 

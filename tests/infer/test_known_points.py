@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numpyro_ext.infer.hyper.known_points import KnownPoints, length_of, predicted, shares
+from numpyro_ext.infer.hyper.density.known_points import KnownPoints, length_of, predicted, shares
 
 AXIS = 1.25 * np.arange(-2, 3)
 LATTICE = np.stack(np.meshgrid(AXIS, AXIS, indexing="ij"), axis=-1).reshape(-1, 2)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import digamma, polygamma
 
-from numpyro_ext.infer.hyper.design import normal_points
-from numpyro_ext.infer.hyper.skewed_normal import SkewedNormal, skewed_normal
+from numpyro_ext.infer.hyper.density.design import normal_points
+from numpyro_ext.infer.hyper.density.skewed_normal import SkewedNormal, skewed_normal
 
 
 def test_means_and_deviations_of_skewed_densities():

@@ -12,10 +12,18 @@ import numpy as np
 from scipy.special import logsumexp
 
 from ....structure import ModelStructureError
-from ...hyper.adaptive import Followed, effective_share, follow
-from ...hyper.design import LARGEST_DIMENSION, PROBE, Design, central_composite, explore_lattice, normal_points, stretch
-from ...hyper.known_points import KnownPoints
-from ...hyper.skewed_normal import NUM_NORMAL_POINTS, SkewedNormal, skewed_normal
+from ...hyper.density.adaptive import Followed, effective_share, follow
+from ...hyper.density.design import (
+    LARGEST_DIMENSION,
+    PROBE,
+    Design,
+    central_composite,
+    explore_lattice,
+    normal_points,
+    stretch,
+)
+from ...hyper.density.known_points import KnownPoints
+from ...hyper.density.skewed_normal import NUM_NORMAL_POINTS, SkewedNormal, skewed_normal
 from ...hyper.space import UnconstrainedSpace
 from ..fitting.costs import FIT_COSTS
 from ..fitting.point_fit import PointFit

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ....compilation.transfer import to_device
-from ...hyper.known_points import length_of, predicted, shares
+from ...hyper.density.known_points import length_of, predicted, shares
 from ..fitting.point_fit import PointFit
 from .exploration import Exploration
 from .surroundings import Surroundings

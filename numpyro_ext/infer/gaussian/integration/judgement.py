@@ -9,7 +9,7 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from ...front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
-from ...hyper.adaptive import effective_share
+from ...hyper.density.adaptive import effective_share
 from ...hyper.space import UnconstrainedSpace
 from ..fitting.point_fit import PointFit
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from scipy.special import ndtri
 
-from ...hyper.design import normal_points, split_normal
-from ...hyper.skewed_normal import SkewedNormal
+from ...hyper.density.design import normal_points, split_normal
+from ...hyper.density.skewed_normal import SkewedNormal
 from ..fitting.point_fit import PointFit
 from .exploration import FEW_DIGITS, Exploration, without_false_peaks
 from .interpolation import interpolated

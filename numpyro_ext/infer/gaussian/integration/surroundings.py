@@ -11,7 +11,7 @@ import numpy as np
 
 from ...front.running.progress import progress_bar
 from ...front.state import Fit
-from ...hyper.known_points import KnownPoints
+from ...hyper.density.known_points import KnownPoints
 from ...hyper.space import UnconstrainedSpace
 from ..fitting.fitting_programs import POINTS_PER_CALL, FittingPrograms
 from ..fitting.point_fit import PointFit

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...compilation.quick_jit import holds_little
+from ....compilation.quick_jit import holds_little
 
 __all__ = ["KnownPoints", "length_of", "predicted", "shares"]
 

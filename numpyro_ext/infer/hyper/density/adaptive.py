@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...linalg.exponential_tilting import exponentially_tilted, values_and_squares
+from ....linalg.exponential_tilting import exponentially_tilted, values_and_squares
 from .cloud import Cloud, draw_cloud, spread_out
 from .design import PROBE
 from .emulator import emulate
