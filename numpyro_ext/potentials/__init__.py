@@ -22,7 +22,7 @@ from .families.poisson import PoissonExpPotential
 from .families.rectified_linear_poisson import RectifiedLinearPoissonPotential
 from .families.student_t import StudentTPotential
 from .integrals.expectation import expected_log_density
-from .integrals.tilted_moments import gaussian_expectation, tilted_moments
+from .integrals.tilted.tilted_moments import gaussian_expectation, tilted_moments
 from .pairs import PairPotential
 from .trees.forest import Forest, sum_product, wavelet_forest
 from .vector import VectorPotential
@@ -91,14 +91,14 @@ _MOVED = {
     "stick_breaking_labels": "families.stick_breaking",
     "StochasticVolatilityPotential": "families.stochastic_volatility",
     "ZeroInflatedPotential": "families.zero_inflated",
-    "ExpectedBilinearLogDensity": "integrals.bilinear_expectation",
-    "ProductPredictor": "integrals.bilinear_expectation",
-    "expected_bilinear_log_density": "integrals.bilinear_expectation",
-    "expected_bilinear_value": "integrals.bilinear_expectation",
+    "ExpectedBilinearLogDensity": "integrals.products.bilinear_expectation",
+    "ProductPredictor": "integrals.products.bilinear_expectation",
+    "expected_bilinear_log_density": "integrals.products.bilinear_expectation",
+    "expected_bilinear_value": "integrals.products.bilinear_expectation",
     "expected_logistic_terms": "integrals.expectation",
-    "log_expected_exp_product": "integrals.exponential_product",
-    "log_expected_exp_product_diagonal": "integrals.exponential_product",
-    "product_moments": "integrals.exponential_product",
+    "log_expected_exp_product": "integrals.products.exponential_product",
+    "log_expected_exp_product_diagonal": "integrals.products.exponential_product",
+    "product_moments": "integrals.products.exponential_product",
     "expected_log_partition": "integrals.logistic_expectation",
     "TruncatedNormal": "integrals.normal",
     "erfcx": "integrals.normal",

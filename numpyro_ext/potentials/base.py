@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from ..linalg.frozen_pytree import frozen_pytree
 from ..linalg.saved_names import saved_as
 from .integrals.expectation import expected_log_density
-from .integrals.tilted_moments import tilted_moments
+from .integrals.tilted.tilted_moments import tilted_moments
 from .moments import ExpectedLogDensity, LogisticTerms, Outcomes, TiltedMoments
 
 __all__ = ["Potential", "potential"]
@@ -36,7 +36,7 @@ class Potential:
     """True if the log density, for all parameters, is analytic at least 2.5 to either side of the real line (as that
     of logistic, probit and Gaussian factors), and grows no faster than a polynomial along it. Expectations under
     products of Gaussian vectors need it: see
-    :func:`~numpyro_ext.potentials.integrals.bilinear_expectation.expected_bilinear_log_density`."""
+    :func:`~numpyro_ext.potentials.integrals.products.bilinear_expectation.expected_bilinear_log_density`."""
     has_exponential_mean: ClassVar[bool] = False
     """True if :meth:`mean` is proportional to the exponential of the predictor: its expectation is then taken in
     closed form, and may be infinite. Other means must not grow faster than a polynomial where a bilinear model uses

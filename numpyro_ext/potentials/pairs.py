@@ -15,9 +15,9 @@ from jax.typing import ArrayLike
 
 from ..linalg.in_range import rows_of
 from .base import potential
-from .integrals.few_rows import for_few_rows
-from .integrals.pair_quadrature import NUM_OUTER, expectation, tilted_moments
-from .integrals.plane_nodes import on_plane_nodes
+from .integrals.several_predictors.few_rows import for_few_rows
+from .integrals.several_predictors.pair_quadrature import NUM_OUTER, expectation, tilted_moments
+from .integrals.several_predictors.plane_nodes import on_plane_nodes
 from .vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMoments
 
 __all__ = ["PairKind", "PairPotential", "kind_of_pair"]

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from .integrals.lattice_around_mode import lattice_moments
+from .integrals.several_predictors.lattice_around_mode import lattice_moments
 from .vector import VectorTiltedMoments
 
 __all__ = ["SeenFactors", "log_concave_moments"]

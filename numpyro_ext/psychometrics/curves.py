@@ -17,7 +17,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..potentials import CumulativeLogitPotential
-from ..potentials.integrals.vector_quadrature import gaussian_rule
+from ..potentials.integrals.several_predictors.vector_quadrature import gaussian_rule
 
 __all__ = [
     "Response",

@@ -8,7 +8,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.special import chdtrc
 
-from ..potentials.integrals.vector_quadrature import gaussian_rule
+from ..potentials.integrals.several_predictors.vector_quadrature import gaussian_rule
 from .curves import Response, category_probabilities
 
 __all__ = ["ScoreFit", "expected_answers", "score_fit"]

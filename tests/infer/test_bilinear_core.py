@@ -22,7 +22,7 @@ from numpyro_ext.potentials import (
 )
 from numpyro_ext.potentials.families.ordinal import CumulativeProbitPotential
 from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
-from numpyro_ext.potentials.integrals.exponential_product import log_expected_exp_product
+from numpyro_ext.potentials.integrals.products.exponential_product import log_expected_exp_product
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 from tests.infer.bilinear_forms import REFERENCE, factorisation, reference_problem, synthetic_counts
 from tests.tiers import few

@@ -17,7 +17,7 @@ from numpyro_ext.potentials import (
 from numpyro_ext.potentials.base import Potential
 from numpyro_ext.potentials.families.ordinal import CumulativeProbitPotential
 from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
-from numpyro_ext.potentials.integrals.bilinear_expectation import (
+from numpyro_ext.potentials.integrals.products.bilinear_expectation import (
     ProductPredictor,
     expected_bilinear_log_density,
     expected_bilinear_value,

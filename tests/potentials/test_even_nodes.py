@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.special import log_ndtr
 
 from numpyro_ext.potentials import ElementwisePotential, tilted_moments
-from numpyro_ext.potentials.integrals.tilted_moments import on_even_nodes, on_few_nodes
+from numpyro_ext.potentials.integrals.tilted.tilted_moments import on_even_nodes, on_few_nodes
 from numpyro_ext.potentials.moments import TiltedMoments
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="compares in double precision")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.potentials.integrals.exponential_product import (
+from numpyro_ext.potentials.integrals.products.exponential_product import (
     log_expected_exp_product,
     log_expected_exp_product_diagonal,
     product_expectation,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.potentials import CumulativeLogitPotential, LogitPotential
-from numpyro_ext.potentials.integrals import logistic_tilting
+from numpyro_ext.potentials.integrals.tilted import logistic_tilting
 from tests.potentials.test_tilted_moments import needs_float64
 from tests.tiers import few
 

@@ -15,7 +15,7 @@ from numpyro_ext.potentials.families.ordinal import (
 )
 from numpyro_ext.potentials.families.stick_breaking import stick_breaking_labels
 from numpyro_ext.potentials.integrals.normal_interval import normal_interval
-from numpyro_ext.potentials.integrals.tilted_moments import tilted_moments
+from numpyro_ext.potentials.integrals.tilted.tilted_moments import tilted_moments
 
 THRESHOLDS = np.array([-1.2, 0.3, 0.9])
 SCORES = np.array([0.0, 0.4, 0.7, 1.5])

@@ -12,7 +12,7 @@ from scipy.integrate import dblquad
 from scipy.special import logsumexp
 
 from numpyro_ext.potentials import PairPotential
-from numpyro_ext.potentials.integrals.plane_nodes import on_plane_nodes
+from numpyro_ext.potentials.integrals.several_predictors.plane_nodes import on_plane_nodes
 
 IS_DOUBLE = jax.config.jax_enable_x64
 KINDS = ("counts", "funnel", "mixture", "kink", "spike")

@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from ...linalg.cholesky import cholesky, cholesky_solve
 from ...linalg.short_axes import times_vector
 from ..integrals.logistic_expectation import expected_log_partition
-from ..integrals.vector_quadrature import difference_expectation
+from ..integrals.several_predictors.vector_quadrature import difference_expectation
 
 __all__ = ["LOG_SUM_EXP_BOUNDS", "ExpectedLogSumExp", "LogSumExpBound", "log_sum_exp_bound"]
 

@@ -10,8 +10,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..base import Potential, potential
-from ..integrals.logistic_tilting import LogisticView, logistic_tilted_moments, sigmoid
 from ..integrals.normal import TruncatedNormal, log_ndtr, truncated_normal
+from ..integrals.tilted.logistic_tilting import LogisticView, logistic_tilted_moments, sigmoid
 from ..moments import LogisticTerms, Outcomes, TiltedMoments
 
 __all__ = ["ComplementaryLogLogPotential", "LogitPotential", "ProbitPotential"]

@@ -17,9 +17,13 @@ from jax.typing import ArrayLike
 
 from ..base import potential
 from ..bounds.log_sum_exp import log_sum_exp_bound
-from ..integrals.lattice_around_mode import LARGEST_LATTICE_DIMENSION
 from ..integrals.multinomial_probit import multinomial_probit_derivatives
-from ..integrals.vector_quadrature import LARGEST_TENSOR_DIMENSION, difference_expectation, log_concave_normaliser
+from ..integrals.several_predictors.lattice_around_mode import LARGEST_LATTICE_DIMENSION
+from ..integrals.several_predictors.vector_quadrature import (
+    LARGEST_TENSOR_DIMENSION,
+    difference_expectation,
+    log_concave_normaliser,
+)
 from ..vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMoments
 from ..vector_tilting import log_concave_moments
 

@@ -12,7 +12,7 @@ from jax.scipy.stats import norm
 from jax.typing import ArrayLike
 
 from ..base import Potential, potential
-from ..integrals.tilted_moments import tilted_moments
+from ..integrals.tilted.tilted_moments import tilted_moments
 from ..moments import ExpectedLogDensity, Outcomes, TiltedMoments
 
 __all__ = ["AsymmetricLaplacePotential", "LogisticPotential", "SoftLaplacePotential"]

@@ -13,11 +13,17 @@ from jax.typing import ArrayLike
 
 from ..base import Potential, potential
 from ..bounds.logistic_terms import two_sided_terms
-from ..integrals.logistic_tilting import sigmoid
-from ..integrals.nodes_around_mode import NARROW, AroundMode, falls_of_counts, moments_around_mode, nodes_of_counts
 from ..integrals.stirling import log_binomial_coefficient, log_rising_coefficient
-from ..integrals.tilted_moments import tilted_moments_unless_wide
-from ..integrals.tilted_window import Cavity, log_concave_mode
+from ..integrals.tilted.logistic_tilting import sigmoid
+from ..integrals.tilted.nodes_around_mode import (
+    NARROW,
+    AroundMode,
+    falls_of_counts,
+    moments_around_mode,
+    nodes_of_counts,
+)
+from ..integrals.tilted.tilted_moments import tilted_moments_unless_wide
+from ..integrals.tilted.tilted_window import Cavity, log_concave_mode
 from ..moments import LogisticTerms, Outcomes, TiltedMoments
 
 __all__ = ["BinomialLogitPotential", "NegativeBinomialExpPotential", "NegativeBinomialLogitPotential"]

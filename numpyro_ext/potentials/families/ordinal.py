@@ -14,8 +14,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ..base import Potential, potential
-from ..integrals.logistic_tilting import LogisticView, Sigmoid, logistic_tilted_moments, sigmoid
 from ..integrals.normal_interval import NormalInterval, normal_interval
+from ..integrals.tilted.logistic_tilting import LogisticView, Sigmoid, logistic_tilted_moments, sigmoid
 from ..moments import LogisticTerms, Outcomes, TiltedMoments
 from .stick_breaking import stick_breaking_labels
 

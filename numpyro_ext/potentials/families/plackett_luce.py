@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from ..base import potential
 from ..bounds.log_sum_exp import log_sum_exp_bound
-from ..integrals.vector_quadrature import log_concave_normaliser
+from ..integrals.several_predictors.vector_quadrature import log_concave_normaliser
 from ..vector import VectorExpectedLogDensity
 from .categorical import LogSumExpPotential
 

@@ -11,9 +11,15 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from ..base import Potential, potential
-from ..integrals.nodes_around_mode import NARROW, AroundMode, falls_of_counts, moments_around_mode, nodes_of_counts
 from ..integrals.stirling import stirling_error
-from ..integrals.tilted_moments import tilted_moments_unless_wide
+from ..integrals.tilted.nodes_around_mode import (
+    NARROW,
+    AroundMode,
+    falls_of_counts,
+    moments_around_mode,
+    nodes_of_counts,
+)
+from ..integrals.tilted.tilted_moments import tilted_moments_unless_wide
 from ..moments import ExpectedLogDensity, LogFactor, Outcomes, TiltedMoments
 
 __all__ = ["PoissonExpPotential", "PoissonSoftplusPotential", "exponential_tilted_moments", "log_softplus"]

@@ -12,8 +12,8 @@ from jax.typing import ArrayLike
 
 from ..base import potential
 from ..bounds.super_gaussian import ConvexifiedPenalty, SuperGaussianPotential
-from ..integrals.nodes_around_mode import AroundMode, Nodes, moments_around_mode
-from ..integrals.tilted_moments import tilted_moments_unless_wide
+from ..integrals.tilted.nodes_around_mode import AroundMode, Nodes, moments_around_mode
+from ..integrals.tilted.tilted_moments import tilted_moments_unless_wide
 from ..moments import Outcomes, TiltedMoments
 
 __all__ = ["StudentTPotential"]

@@ -11,9 +11,9 @@ from jax.typing import ArrayLike
 
 from ..base import Potential, potential
 from ..elementwise import DerivedPotential
-from ..integrals.tilted_moments import broadcast_to_factors, tilted_moments
-from ..integrals.tilted_site import with_site
-from ..integrals.tilted_window import Cavity
+from ..integrals.tilted.tilted_moments import broadcast_to_factors, tilted_moments
+from ..integrals.tilted.tilted_site import with_site
+from ..integrals.tilted.tilted_window import Cavity
 from ..moments import TiltedMoments
 
 __all__ = ["ZeroInflatedPotential"]

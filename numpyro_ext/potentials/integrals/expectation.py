@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 
 from ..moments import ExpectedLogDensity, LogFactor, LogisticTerms
 from .logistic_expectation import LogPartitionExpectation, expected_log_partition
-from .tilted_moments import broadcast_to_factors, sum_over_nodes
+from .tilted.tilted_moments import broadcast_to_factors, sum_over_nodes
 
 __all__ = ["expected_log_density", "expected_logistic_terms"]
 

@@ -16,7 +16,7 @@ from jax import Array
 
 from ....linalg.cholesky import cholesky
 from ....linalg.in_range import IN_RANGE, rows_of
-from ....potentials.integrals.exponential_product import spectral_radius
+from ....potentials.integrals.products.exponential_product import spectral_radius
 from ....structure.bilinear.form import Bilinear
 from .background import AllPairs, listed_potential, rising_zero, sums_over_pairs, unlisted_zeros
 from .terms import Block, Coefficients, Factors, Pairing, diagonal_partner, full_partner

@@ -16,12 +16,12 @@ from jax import Array
 from ....linalg.short_axes import reduce_short
 from ....potentials.base import Potential
 from ....potentials.families.poisson import PoissonExpPotential
-from ....potentials.integrals.bilinear_expectation import (
+from ....potentials.integrals.products.bilinear_expectation import (
     ProductPredictor,
     expected_bilinear_log_density,
     expected_bilinear_value,
 )
-from ....potentials.integrals.exponential_product import (
+from ....potentials.integrals.products.exponential_product import (
     ProductExpectation,
     diagonal_product_expectation,
     product_expectation,

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from ....linalg.gaussian.conditioning import LinearGaussian
 from ....potentials import ElementwisePotential, Potential
-from ....potentials.integrals.tilted_window import nearest_large
+from ....potentials.integrals.tilted.tilted_window import nearest_large
 from ....structure.latent_gaussian import LatentGaussian
 
 __all__ = ["all_positive", "may_vanish", "never_vanishes", "sites_within_support"]

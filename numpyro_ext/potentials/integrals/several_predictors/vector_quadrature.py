@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ...linalg.cholesky import cholesky, cholesky_solve, inverse_lower
+from ....linalg.cholesky import cholesky, cholesky_solve, inverse_lower
 
 __all__ = ["LARGEST_TENSOR_DIMENSION", "difference_expectation", "gaussian_rule", "log_concave_normaliser"]
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
-from ..moments import LogFactor
+from ...moments import LogFactor
 from .characteristic_function import Canonical, Spectrum, Window, in_chunks, integrate, with_all_blocks
 
 __all__ = ["ExpectedBilinearLogDensity", "ProductPredictor", "expected_bilinear_log_density", "expected_bilinear_value"]

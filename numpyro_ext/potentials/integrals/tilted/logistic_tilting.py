@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..moments import LogFactor, TiltedMoments
+from ...moments import LogFactor, TiltedMoments
 from .tilted_moments import sum_over_nodes, tilted_moments_unless_wide
 from .tilted_site import with_site
 from .tilted_window import Cavity

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ..moments import TiltedMoments
+from ...moments import TiltedMoments
 from .tilted_window import Cavity
 
 __all__ = ["with_site"]

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from ...linalg.cholesky import cholesky, solve_lower
-from ...linalg.short_axes import reduce_short
+from ....linalg.cholesky import cholesky, solve_lower
+from ....linalg.short_axes import reduce_short
 
 __all__ = [
     "ProductExpectation",
@@ -114,7 +114,7 @@ def log_expected_exp_product(mean_u: Array, covariance_u: Array, mean_v: Array, 
     **Example:**
 
     >>> import jax.numpy as jnp
-    >>> from numpyro_ext.potentials.integrals.exponential_product import log_expected_exp_product
+    >>> from numpyro_ext.potentials.integrals.products.exponential_product import log_expected_exp_product
     >>> a, b, one = jnp.array([0.2]), jnp.array([0.1]), jnp.eye(1)
     >>> print(jnp.exp(log_expected_exp_product(a, 0.9 * one, b, one)).round(3))
     4.935

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...linalg.short_axes import reduce_short
-from ..moments import LogFactor
+from ....linalg.short_axes import reduce_short
+from ...moments import LogFactor
 
 _Tree = TypeVar("_Tree")
 

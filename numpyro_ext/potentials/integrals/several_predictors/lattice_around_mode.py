@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ...linalg.cholesky import cholesky, cholesky_solve, inverse_lower
-from ...linalg.short_axes import times_vector
+from ....linalg.cholesky import cholesky, cholesky_solve, inverse_lower
+from ....linalg.short_axes import times_vector
 
 __all__ = ["LARGEST_LATTICE_DIMENSION", "LatticeMoments", "lattice_moments"]
 

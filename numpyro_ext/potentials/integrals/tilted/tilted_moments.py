@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..moments import LogFactor, TiltedMoments
+from ...moments import LogFactor, TiltedMoments
 from .even_nodes import NUM_NODES, even_nodes, few_nodes, mode_and_width
 from .tilted_site import with_site
 from .tilted_window import Cavity, Piece, Segments, log_concave_mode, segments, two_pieces

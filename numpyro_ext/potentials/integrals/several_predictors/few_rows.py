@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ...linalg.in_range import rows_of
+from ....linalg.in_range import rows_of
 
 __all__ = ["for_few_rows"]
 

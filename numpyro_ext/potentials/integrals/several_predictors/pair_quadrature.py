@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 from jax.scipy.special import logsumexp
 
-from ..vector import VectorTiltedMoments
+from ...vector import VectorTiltedMoments
 
 __all__ = ["NUM_OUTER", "Slice", "expectation", "tilted_moments"]
 

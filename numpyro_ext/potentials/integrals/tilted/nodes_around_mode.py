@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ..moments import TiltedMoments
+from ...moments import TiltedMoments
 from .tilted_moments import sum_over_nodes
 from .tilted_site import with_site
 from .tilted_window import Cavity

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ...linalg.in_range import rows_of
-from ..vector import VectorPotential, VectorTiltedMoments
+from ....linalg.in_range import rows_of
+from ...vector import VectorPotential, VectorTiltedMoments
+from ..tilted.tilted_moments import sum_over_nodes
 from .few_rows import for_few_rows
-from .tilted_moments import sum_over_nodes
 
 __all__ = ["Chosen", "on_plane_nodes"]
 

@@ -1,0 +1,1 @@
+"""Expectations of factors whose predictor is a product of two Gaussian vectors."""
