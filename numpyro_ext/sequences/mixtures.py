@@ -1,4 +1,4 @@
-"""Mixture of predictors, with weights that depend on how much is known of a person."""
+"""Mixture of predictors, with weights that depend on how much is known of a person, and on the state of a network."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from .counts import Bigram, KneserNey, OwnBigram, OwnFrequencies, RepeatLast, Unigram
 from .events import EventSequences, EventSplit, hold_out
+from .gates import Gate
 from .predictor import Predictor, SequencePredictor
 
 __all__ = ["PersonalMixture"]
@@ -42,15 +43,19 @@ class PersonalMixture(SequencePredictor):
         pairs, and the pairs and frequencies of all. One of them must give every item a probability.
     :param network: a fitted predictor, such as a trained network, as a further component. It must have been trained
         without the validation, which is then to be given to :meth:`fit`.
+    :param bool gate: multiply the weights by factors that are functions of the state of the network before the event,
+        and are learned from the validation as well. The network has ``states(split)``, as a
+        :class:`~numpyro_ext.infer.ChunkedFit` does.
     :param bool kneser_ney: smooth the pairs of all by :class:`KneserNey` instead of :class:`Bigram`.
     """
 
     components: Sequence[SequencePredictor] | None = None
     network: Predictor | None = None
     kneser_ney: bool = False
+    gate: bool = False
 
     def __repr__(self) -> str:
-        parts = ["network"] * (self.network is not None) + ["kneser_ney"] * self.kneser_ney
+        parts = ["network"] * (self.network is not None) + ["kneser_ney"] * self.kneser_ney + ["gate"] * self.gate
         if self.components is not None:
             parts.insert(0, str(len(self.components)) + " components")
         return f"PersonalMixture({', '.join(parts)})"
@@ -72,6 +77,11 @@ class PersonalMixture(SequencePredictor):
                 "PersonalMixture: weights beside a network are learned from events that it was not trained on; "
                 "give the validation as well, fit(train, validation)."
             )
+        if self.gate and not hasattr(self.network, "states"):
+            raise ValueError(
+                "PersonalMixture: gate=True takes weights from the state of a network; give network= one that has "
+                "states(split), such as what ChunkedSVI.run returns."
+            )
         split = hold_out(train, validation)
         if split.test.items.size == 0:
             raise ValueError("PersonalMixture: there is nothing to learn weights from: no user has two events.")
@@ -86,30 +96,55 @@ class PersonalMixture(SequencePredictor):
             )
         everything = np.ones(logs.shape[1]) / logs.shape[1]
         everything = _weights(logs, everything, 0.0)
-        classes = _history_class(split.whole.positions[split.is_test])
+        lengths = split.whole.positions[split.is_test]
+        classes = _history_class(lengths)
         self.weights = np.stack(
             [_weights(logs[classes == k], everything, PRIOR_EVENTS) for k in range(len(HISTORY_CLASSES) + 1)]
+        )
+        self.learned_gate = (
+            Gate.learned(logs, self._log_weights(lengths), self._states(split), split.test.users) if self.gate else None
         )
         for part in parts:
             part.fit(train, validation)
 
     def log_predictive(self, split: EventSplit) -> np.ndarray:
         self._check_fitted(split.test.num_items)
-        return self._mixed(self._component_logs(split), split.whole.positions[split.is_test])
+        states = self._states(split) if self.gate else None
+        return self._mixed(self._component_logs(split), split.whole.positions[split.is_test], states)
 
     def _component_logs(self, split: EventSplit) -> np.ndarray:
         """Log probability that each component gives each test event, shape ``(test events, components)``."""
         return np.stack([part.log_predictive(split) for part in self.parts], axis=-1)
 
-    def _mixed(self, logs: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def _states(self, split: EventSplit) -> np.ndarray:
+        """State of the network before each test event, shape ``(test events, numbers)``."""
+        return np.asarray(self.network.states(split))  # type: ignore[union-attr]
+
+    def _log_weights(self, lengths: np.ndarray) -> np.ndarray:
+        """Log weights of the components after histories of given lengths; a weight of zero is a very small one."""
+        return np.log(np.maximum(self.weights[_history_class(lengths)], 1e-300))
+
+    def _mixed(self, logs: np.ndarray, lengths: np.ndarray, states: np.ndarray | None) -> np.ndarray:
         """Log of the mixture of probabilities of components on the last axis, after histories of given lengths."""
-        with np.errstate(divide="ignore"):
-            logs = logs + np.log(self.weights[_history_class(lengths)])
-        return np.logaddexp.reduce(logs, axis=-1)
+        log_weights = self._log_weights(lengths)
+        if self.learned_gate is not None and states is not None:
+            return self.learned_gate.mixed(logs, log_weights, states)
+        return np.logaddexp.reduce(logs + log_weights, axis=-1)
 
     def _next(self, history: np.ndarray, user: int | None) -> np.ndarray:
         logs = np.stack([part.next_log_probabilities(history, user) for part in self.parts], axis=-1)
-        return self._mixed(logs, np.asarray(history.size))
+        states = self._states(self._before_next(history, user or 0)) if self.gate else None
+        return self._mixed(logs, np.asarray(history.size), states)
+
+    def _before_next(self, history: np.ndarray, user: int) -> EventSplit:
+        """Split with the history of one user, whose next event is its test; nobody else has events."""
+
+        def of_user(items: np.ndarray) -> EventSequences:
+            lengths = np.where(np.arange(self.num_users) == user, items.size, 0)
+            return EventSequences(items, lengths, np.arange(self.num_items), np.arange(self.num_users))
+
+        nothing = history[:0]
+        return EventSplit(of_user(history), of_user(nothing), of_user(np.zeros(1, nothing.dtype)))
 
 
 def _history_class(lengths: np.ndarray) -> np.ndarray:

@@ -261,6 +261,8 @@ def test_scores_and_stops_by_validation(engine):
     np.testing.assert_allclose(min(errors), -np.mean([np.mean(one) for one in by_user if one]), rtol=1e-12)
     expected = [*predictive(0, [*LISTS[0], 2, 2], [0]), *predictive(2, [], [1]), *predictive(3, [*LISTS[3], 1], [2, 2])]
     np.testing.assert_allclose(fit.log_predictive(split), expected, rtol=1e-12)
+    # the state of the chain is its last event, and nothing before the first
+    np.testing.assert_array_equal(fit.states(split), [*np.eye(3)[[2]], np.zeros(3), *np.eye(3)[[1, 2]]])
 
 
 def test_an_interrupt_keeps_what_there_is(engine, monkeypatch):

@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .chunks import Batch, Events, batches_of_events, batches_of_rows, checked_events, chunk_of, joined, last_events
-from .program import of_each
+from .scoring import of_each
 
 __all__ = ["Rows", "Sequences"]
 

@@ -150,12 +150,28 @@ class ChunkedFit(Shown):
         :param rng_key: for these.
         :return: shape ``(test events,)``, user by user.
         """
-        self._check_sequential()
-        parts = [checked_events(getattr(split, name), self.num_items) for name in ("train", "validation", "test")]
-        history = joined(parts[0], parts[1])
-        whole = joined(history, parts[2])
+        history, whole = self._parts_of(split)
         scores = self.event_log_probabilities(whole, num_draws=num_draws, rng_key=rng_key)
         return scores[later_than(whole, np.asarray(history.lengths))]
+
+    def states(self, split: Any, *, num_draws: int | None = None, rng_key: Array | None = None) -> np.ndarray:
+        """State of the network before each test event of a split: the numbers of the carry.
+
+        A mixture of predictors can take its weights from them: ``PersonalMixture(network=fit, gate=True)``.
+
+        :param split: as of :meth:`log_predictive`.
+        :param num_draws: draws of the guide that states are averaged over; by default 16, or 1 without one.
+        :param rng_key: for these.
+        :return: shape ``(test events, numbers)``, user by user.
+        """
+        history, whole = self._parts_of(split)
+        key = jax.random.key(0) if rng_key is None else rng_key
+        keys = jax.random.split(key, self._draws(num_draws))
+        first = np.asarray(history.lengths)
+        draws = (
+            self._program.event_states(self.params, k, whole, first, self._batch_size, self._setting) for k in keys
+        )
+        return sum(draws, np.zeros(())) / len(keys)
 
     def next_log_probabilities(
         self, history: ArrayLike, user: int | None = None, *, num_draws: int | None = None, rng_key: Array | None = None
@@ -251,6 +267,13 @@ class ChunkedFit(Shown):
                 "axes": self._program.sites.axes,
             },
         )
+
+    def _parts_of(self, split: Any) -> tuple[Events, Events]:
+        """Events before the test of a split, and all of them."""
+        self._check_sequential()
+        parts = [checked_events(getattr(split, name), self.num_items) for name in ("train", "validation", "test")]
+        history = joined(parts[0], parts[1])
+        return history, joined(history, parts[2])
 
     def _draws(self, number: int | None) -> int:
         return (16 if self._program.has_guide else 1) if number is None else number

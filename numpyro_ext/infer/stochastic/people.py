@@ -18,7 +18,8 @@ from ...display import Shown
 from ..front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from ..front.running.progress import warn
 from .local_sites import InBatch
-from .program import Program, logits_of, of_each
+from .program import Program
+from .scoring import logits_of, of_each
 from .setting import Setting
 
 __all__ = ["Given", "Mode", "Person", "PersonalPosterior", "personal_site"]

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array, lax
-from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 from numpyro.primitives import mutable
 
-from .chunks import Events, batches_of_events, chunk_of
-from .local_sites import InBatch, LocalSites, Recorder, by_rows, parted
+from .chunks import Events, chunk_of
+from .local_sites import InBatch, Recorder, by_rows, parted
+from .scoring import Scoring, of_each
 from .setting import Setting
 
-__all__ = ["Parameters", "Program", "logits_of", "of_each"]
+__all__ = ["Parameters", "Program"]
 
 _CARRY = "_carry"
 
@@ -47,16 +45,14 @@ class Parameters(NamedTuple):
         return batch._replace(tables=tables, row_states=states)
 
 
-class Program:
-    """Steps and scores of one model and guide.
+class Program(Scoring):
+    """Steps of one model and guide by batches, and its answers.
 
     :param loss: of NumPyro's SVI.
     :param plate: name of the plate whose rows come in batches.
     :param chunk: events of a chunk, for models that take these and return their carry.
     """
 
-    sites: LocalSites
-    """Local parameters, after :meth:`init`."""
     can_be_kept: bool = True
     """True if equal settings may share the programs."""
 
@@ -69,10 +65,8 @@ class Program:
         plate: str,
         chunk: int | None,
     ) -> None:
-        self.model, self.optim, self.loss, self.plate, self.chunk = model, optim, loss, plate, chunk
-        self.has_carry = chunk is not None
-        self.guide = guide if guide is not None else lambda *args, **kwargs: None
-        self.has_guide = guide is not None
+        super().__init__(model, guide, plate, chunk)
+        self.optim, self.loss, self.has_carry = optim, loss, chunk is not None
         # not with an autoguide, which keeps arrays of its first call
         self._compiles_init = guide is None
         static = ("setting",)
@@ -80,8 +74,6 @@ class Program:
             self._run_chunks, static_argnames=("width", *static), donate_argnums=0
         )
         self.run_rows = jax.jit(self._run_rows, static_argnames=static, donate_argnums=0)
-        self.score = jax.jit(self._score, static_argnames=("width", *static), donate_argnums=0)
-        self.next_logits = jax.jit(self._next_logits, static_argnames=("width", *static))
 
     def init(
         self,
@@ -251,131 +243,3 @@ class Program:
         initial = (parameters.take(users), key, carry, jnp.zeros(()), jnp.array(True))
         batch, key, _, total, good = lax.fori_loop(0, num_chunks, body, initial)
         return parameters.put(users, batch), key, total, good
-
-    def _seen(
-        self, values: dict[str, Array], key: Array, users: Array, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], Any]:
-        """Observed sites and the new carry, at one draw of the guide, given parameters of the rows."""
-        model_key, guide_key = jax.random.split(key)
-        batch = partial(InBatch, None, self.plate, users, self.sites.axes)
-        with trace() as latents, seed(rng_seed=guide_key), substitute(data=values), batch():
-            self.guide(users, *args, **kwargs)
-        draws = replay(trace=latents)
-        with trace() as sites, seed(rng_seed=model_key), substitute(data=values), draws, batch():
-            carry = self.model(users, *args, **kwargs)
-        seen = {name: site for name, site in sites.items() if site["type"] == "sample" and site["is_observed"]}
-        return seen, carry
-
-    def _rows_of(self, values: dict[str, Array], users: Array) -> dict[str, Array]:
-        axes = self.sites.axes
-        return {name: jnp.take(value, users, axes[name]) if name in axes else value for name, value in values.items()}
-
-    def _score(
-        self,
-        scores: Array,
-        values: dict[str, Array],
-        key: Array,
-        users: Array,
-        num_chunks: Array,
-        events: Events,
-        carry: object,
-        arrays: Mapping[str, object],
-        width: int,
-        setting: Setting,
-    ) -> Array:
-        """Write the log probability of each event given those before it into ``scores``; users of -1 are nobody."""
-        length = jnp.where(users < 0, 0, jnp.asarray(events.lengths)[users])
-        users = jnp.maximum(users, 0)
-        start, rows = jnp.asarray(events.starts)[users], self._rows_of(values, users)
-        kwargs = {**arrays, **setting.options}
-
-        def body(number: Array, value: Any) -> Any:
-            carry, scores = value
-            items, mask, index = chunk_of(events, start, length, number, width)
-            seen, carry = self._seen(rows, key, users, (items, mask, carry), kwargs)
-            total = jnp.zeros(mask.shape, scores.dtype)
-            for name, site in seen.items():
-                log_prob = site["fn"].log_prob(site["value"])
-                if log_prob.shape != mask.shape:
-                    raise ValueError(
-                        f"ChunkedSVI: scores need one log probability for each event, of shape (users, steps) = "
-                        f"{mask.shape}; the site {name!r} has {log_prob.shape}."
-                    )
-                total += log_prob.astype(scores.dtype)
-            return carry, scores.at[jnp.where(mask, index, scores.size)].set(total, mode="drop")
-
-        initial = (of_each(carry, users.shape[0]), scores)
-        scores = lax.fori_loop(0, num_chunks, body, initial)[1]
-        return scores
-
-    def event_scores(
-        self, values: dict[str, Array], key: Array, events: Events, batch_size: int, setting: Setting
-    ) -> np.ndarray:
-        """Log probability of each event given those of its user before it, at one draw of the guide.
-
-        :param values: of the parameters.
-        :param events: of all users.
-        :return: shape ``(total,)``.
-        """
-        lengths, on_device = np.asarray(events.lengths), Events(*map(jnp.asarray, events))
-        if len(lengths) != self.sites.num_rows and self.sites.axes:
-            raise ValueError(f"ChunkedSVI: the fit has {self.sites.num_rows} users; these are {len(lengths)}.")
-        scores = jnp.zeros(np.size(events.items))
-        assert self.chunk is not None
-        for batch in batches_of_events(lengths, batch_size, self.chunk, np.zeros(2 * len(lengths))):
-            users = np.pad(batch.users, (0, batch_size - len(batch.users)), constant_values=-1)
-            scores = self.score(
-                scores,
-                values,
-                key,
-                users,
-                batch.num_chunks,
-                on_device,
-                setting.carry,
-                setting.arrays,
-                width=batch.width,
-                setting=setting,
-            )
-        return np.asarray(scores, float)
-
-    def _next_logits(
-        self,
-        values: dict[str, Array],
-        key: Array,
-        user: Array,
-        length: Array,
-        items: Array,
-        carry: object,
-        arrays: Mapping[str, object],
-        width: int,
-        setting: Setting,
-    ) -> Array:
-        """Log probabilities of all items after the first ``length`` of ``items``, which has one cell more at least."""
-        users, kwargs = user[None], {**arrays, **setting.options}
-        rows = self._rows_of(values, users)
-        events, start = Events(items, jnp.zeros(1, int), length[None]), jnp.zeros(1, int)
-
-        def body(number: Array, carry: Any) -> Any:
-            chunk, mask, _ = chunk_of(events, start, length[None], number, width)
-            return self._seen(rows, key, users, (chunk, mask, carry), kwargs)[1]
-
-        last = length // width
-        carry = lax.fori_loop(0, last, body, of_each(carry, 1))
-        chunk, mask, _ = chunk_of(events, start, length[None] + 1, last, width)
-        seen, _ = self._seen(rows, key, users, (chunk, mask, carry), kwargs)
-        return jax.nn.log_softmax(logits_of(seen, width)[0, length % width])
-
-
-def logits_of(sites: Mapping[str, Any], num_steps: int) -> Array:
-    """Logits of the one observed site of one user, shape ``(1, steps, items)``."""
-    seen = [site["fn"] for site in sites.values() if site["type"] == "sample" and site["is_observed"]]
-    while len(seen) == 1 and hasattr(seen[0], "base_dist"):
-        seen = [seen[0].base_dist]
-    if len(seen) != 1 or not hasattr(seen[0], "logits"):
-        raise ValueError("ChunkedFit: probabilities of the next event need one observed site, of a Categorical.")
-    return jnp.broadcast_to(seen[0].logits, (1, num_steps, seen[0].logits.shape[-1]))
-
-
-def of_each(carry: Any, number: int) -> Any:
-    """The carry of one user, for each of several."""
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *jnp.shape(x))), carry)
