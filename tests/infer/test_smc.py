@@ -11,7 +11,7 @@ from numpyro.infer import MCMC, NUTS
 from scipy.stats import multivariate_normal, norm
 
 from numpyro_ext.infer import SMC
-from numpyro_ext.infer.monte_carlo.weights import chain_errors, evidence_variance
+from numpyro_ext.infer.monte_carlo.kernels.weights import chain_errors, evidence_variance
 from tests.tiers import thorough
 
 from .levels import Y, level_evidence, level_model

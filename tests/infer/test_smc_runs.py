@@ -103,7 +103,7 @@ def test_file(grouped, tmp_path):
 
 def interrupted_after(smc, steps, monkeypatch):
     """Runs of the sampler are interrupted before they take more steps."""
-    from numpyro_ext.infer.monte_carlo.steps import Programs
+    from numpyro_ext.infer.monte_carlo.kernels.steps import Programs
 
     original, count = Programs.step, [0]
 

@@ -28,7 +28,7 @@ from ...structure import read_latent_gaussian
 from ...structure.latent_gaussian import LatentGaussian
 from ..gaussian.fitting.failures import not_finite_error
 from ..hyper.space import UnconstrainedSpace
-from .slices import elliptical_slices
+from .kernels.slices import elliptical_slices
 
 __all__ = ["AnnealedImportanceSampling", "annealed_importance_sampling", "estimate", "power_temperatures"]
 

@@ -15,8 +15,8 @@ from ..front.display import ending, evidence
 from ..front.options import check_at_least
 from ..front.results import Diagnostics, LogEvidence
 from ..front.suggestions import suggests
+from .kernels.steps import PathName
 from .run import SMCRun, SMCState
-from .steps import PathName
 from .target import Target
 
 __all__ = ["Answers", "shapes"]

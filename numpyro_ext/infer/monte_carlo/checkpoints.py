@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..front.files.archive import Content, read_archive, write_archive
+from .kernels.steps import Particles
 from .run import SMCState
-from .steps import Particles
 
 __all__ = ["resumed_state", "state_content", "state_of", "write_state"]
 

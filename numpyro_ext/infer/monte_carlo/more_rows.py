@@ -12,7 +12,7 @@ from numpyro.primitives import Messenger
 
 from ...structure.model.running.recording import log_fault
 from ...structure.model.verification import tolerance_of_densities
-from .steps import Particles, Programs
+from .kernels.steps import Particles, Programs
 from .target import Target
 
 __all__ = ["FilledTargets", "MoreRows"]

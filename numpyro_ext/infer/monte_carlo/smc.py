@@ -19,10 +19,10 @@ from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest
 from .answers import Answers, shapes
 from .checkpoints import resumed_state, state_content, state_of, write_state
-from .moves import AnyKernel, Movement, kernel_for
+from .kernels.moves import AnyKernel, Movement, kernel_for
+from .kernels.steps import Compiled, Ladder, PathName, Programs, divided
 from .program import SMCProgram, read_changing
 from .run import MOST_STEPS, SMCRun, SMCState, impossible_data, no_history, record
-from .steps import Compiled, Ladder, PathName, Programs, divided
 from .target import Target
 from .verification import check_target, refuse_other_priors
 

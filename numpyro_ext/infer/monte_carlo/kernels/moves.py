@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array, lax, random
 from jax.scipy.linalg import solve_triangular
 
-from ...compilation.pytree import PyTree
+from ....compilation.pytree import PyTree
 from .slices import elliptical_slices
 
 __all__ = ["AnyKernel", "KernelName", "Moved", "Movement", "chance_correlation", "kernel_for", "move", "spread"]

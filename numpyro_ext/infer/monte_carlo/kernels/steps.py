@@ -13,10 +13,10 @@ from jax import Array, lax, random
 from jax.scipy.special import logsumexp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...compilation.quick_jit import quick_jit
-from ...linalg import saved_as
+from ....compilation.quick_jit import quick_jit
+from ....linalg import saved_as
+from ..target import Target
 from .moves import Movement, chance_correlation, move, spread, start_scale
-from .target import Target
 from .weights import (
     chain_errors,
     effective_sample_size,
@@ -52,14 +52,14 @@ class Particles(NamedTuple):
     ancestors: Array
     """For each particle the number of the draw from the prior that it comes from."""
     log_pairs: Array
-    """See :func:`~numpyro_ext.infer.monte_carlo.weights.genealogy_variance`."""
+    """See :func:`~numpyro_ext.infer.monte_carlo.kernels.weights.genealogy_variance`."""
     variance: Array
     """Variance of the log evidence, if two rounds of moves forget where they began: a sum over the weighings before
     resamplings."""
     parents: Array
     """The chain that each chain begins at: as many numbers as there are particles, or parents in waste-free runs."""
     parent_errors: Array
-    """See :func:`~numpyro_ext.infer.monte_carlo.weights.evidence_variance`."""
+    """See :func:`~numpyro_ext.infer.monte_carlo.kernels.weights.evidence_variance`."""
     log_scale: Array
     """Log scale of the steps of the kernel."""
     log_likelihood: Array

@@ -1,0 +1,1 @@
+"""Steps of sequential Monte Carlo: how far the next goes, weights, and the kernels that move particles."""
