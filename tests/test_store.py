@@ -5,8 +5,10 @@ import weakref
 
 import numpy as np
 import pytest
+from jax import ShapeDtypeStruct
 
 from numpyro_ext.compilation import store
+from numpyro_ext.compilation.content import Structure
 from numpyro_ext.compilation.store import Found, clear, counts, shared
 
 
@@ -17,11 +19,8 @@ class Table:
         self.data = data
 
     @property
-    def structure_key(self):
-        return None if self.data is None else self.data.shape
-
-    def skeleton(self):
-        return Table(None)
+    def structure(self):
+        return Structure(type(self)(ShapeDtypeStruct(self.data.shape, self.data.dtype)))
 
 
 class OtherTable(Table):
@@ -29,7 +28,7 @@ class OtherTable(Table):
 
 
 def power(table, exponent, *, scale=1.0):
-    assert table.data is None
+    assert isinstance(table.data, ShapeDtypeStruct)
     return lambda data: scale * data**exponent
 
 

@@ -127,8 +127,6 @@ class BetaBinomialReading(ModelReading):
         self._used = [self._observations_in_use(n) for n in self.factor_names]
         pairs = zip(self.factor_names, self._used, strict=True)
         self._index = [self._probability_of(name, used, degrees) for name, used in pairs]
-        # Readings with the same key may share compiled programs: what was looked up in the data belongs to it.
-        self.structure_key = ("beta-binomial", self._model_key([*self._used, *self._index]))
 
     def _probability_of(self, name: str, used: np.ndarray, degrees: Any) -> np.ndarray:
         """The element of the field behind each observation."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-__all__ = ["Found", "Structured", "clear", "counts", "shared"]
+from .content import Structure
+
+__all__ = ["Found", "clear", "counts", "shared"]
 
 _SIZE = 1024
 """Entries that are kept. A model takes some twenty, most of them small."""
@@ -19,19 +21,6 @@ _Made = TypeVar("_Made")
 _Value = TypeVar("_Value")
 _kept: OrderedDict[tuple[Hashable, ...], Any] = OrderedDict()
 _counts: Counter[str] = Counter()
-
-
-class Structured(Protocol):
-    """Protocol of objects with a structure beside their data: readings, programs, spaces of hyperparameters."""
-
-    @property
-    def structure_key(self) -> Hashable:
-        """Equal for objects that differ in their data alone."""
-        ...
-
-    def skeleton(self) -> Any:
-        """The object without its data, which is what compiled programs keep of it."""
-        ...
 
 
 class Found(Generic[_Value]):
@@ -45,11 +34,12 @@ class Found(Generic[_Value]):
         self.value: _Value | None = None
 
 
-def shared(make: Callable[..., _Made], *static: Hashable | Structured, **options: Hashable) -> _Made:
+def shared(make: Callable[..., _Made], *static: object, **options: Hashable) -> _Made:
     """``make(*static, **options)``, made once for equal arguments.
 
-    Of an argument with a structure beside its data the function gets the skeleton, and the structure is what is
-    compared. The entries that were not asked for the longest are forgotten.
+    Of an argument that has data beside its ``structure``, a :class:`~numpyro_ext.compilation.content.Structure`, the
+    function gets the object without the data, and all that is left is compared. The entries that were not asked for
+    the longest are forgotten.
 
     :param make: a function or class at the top of a module.
     :param static: its arguments, none of them an array.
@@ -62,9 +52,11 @@ def shared(make: Callable[..., _Made], *static: Hashable | Structured, **options
     """
     if "<" in make.__qualname__:
         raise TypeError(f"{make.__qualname__} may depend on more than its arguments: move it to the top of its module.")
-    key = make, tuple(map(_key, static)), tuple((name, options[name]) for name in sorted(options))
+    parts = [_structure(part) for part in static]
+    key = make, tuple(parts), tuple((name, options[name]) for name in sorted(options))
     if key not in _kept:
-        _kept[key] = make(*map(_skeleton, static), **options)
+        values = [part.value if isinstance(part, Structure) else part for part in parts]
+        _kept[key] = make(*values, **options)
         _counts[f"{make.__module__}.{make.__qualname__}"] += 1
     _kept.move_to_end(key)
     while len(_kept) > _SIZE:
@@ -83,9 +75,7 @@ def counts() -> dict[str, int]:
     return dict(_counts)
 
 
-def _key(part: Any) -> Hashable:
-    return (type(part), part.structure_key) if hasattr(part, "skeleton") else part
-
-
-def _skeleton(part: Any) -> Any:
-    return part.skeleton() if hasattr(part, "skeleton") else part
+def _structure(part: Any) -> Any:
+    # asked of the class, as an attribute that is missing inside a property would be taken for the property
+    found = part.structure if hasattr(type(part), "structure") else None
+    return found if isinstance(found, Structure) else part

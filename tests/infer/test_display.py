@@ -86,7 +86,7 @@ def test_diagnostics_and_readings_show_sentences(inla):
     reading = read_latent_gaussian(scaled_line, (X, Y))
     assert repr(reading).startswith("LatentGaussianReading\n  field: slopes (12,)")
     assert "hyperparameter: scale&lt;b&gt;" in reading._repr_html_()
-    assert "skeleton" in repr(reading.skeleton())
+    assert "structure" in repr(reading.structure.value)
 
 
 def test_a_hyperparameter_shows_value_and_error():

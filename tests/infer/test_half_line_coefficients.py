@@ -171,7 +171,7 @@ def test_what_is_no_coefficient_stays_a_hyperparameter(name):
     plain = read_latent_gaussian(model, (X, counts))
     for reading in readings:
         assert (reading.field, tuple(reading.hyper)) == (plain.field, tuple(plain.hyper)) == (("z",), ("s",))
-        assert reading.structure_key == plain.structure_key
+        assert reading.structure == plain.structure
 
 
 def several(x, y=None):

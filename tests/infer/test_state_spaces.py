@@ -185,7 +185,7 @@ def programs_of(engine, data):
     reading = read_latent_gaussian(engine.model, (data,), check=False)
     space = UnconstrainedSpace(reading.hyper, {})
     options = {"num_steps": 20, "tol": 1e-8, "hyper_tol": 1e-3, "max_iterations": 20}
-    return reading, space, Programs(reading.skeleton(), engine.algorithm(reading), space, **options)
+    return reading, space, Programs(reading.structure.value, engine.algorithm(reading), space, **options)
 
 
 @pytest.mark.parametrize(

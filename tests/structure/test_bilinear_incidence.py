@@ -203,10 +203,10 @@ def test_other_pairs_of_equal_shapes_compile_nothing():
     with compiled_programs() as names:
         other = read_bilinear(model, (USER[::-1], SECOND, (FIRST + 1) % ITEMS, WON), by_component=True)
     assert names == []
-    assert other.structure_key == reading.structure_key
+    assert other.structure == reading.structure
     one, two = (next(x for x in r.data[-1].combinations if x is not None) for r in (reading, other))
     assert one.places.shape == two.places.shape and not np.array_equal(one.places, two.places)
-    expected, form = other.form({}), reading.skeleton().form({}, other.data)
+    expected, form = other.form({}), reading.structure.value.form({}, other.data)
     jax.tree.map(np.testing.assert_array_equal, form, expected)
     unknowns = jnp.asarray(np.random.default_rng(1).normal(size=reading.num_columns))
     exact = other.predictor_fn(other._env({}, None), other.predictor_rows)(unknowns)

@@ -80,7 +80,7 @@ def contents(reading):
     white = jnp.cos(jnp.arange(reading.num_columns))
     found = reading.form(hyper), reading.maps(hyper), reading.log_prior(hyper), hyper, reading.values(hyper, white)
     shown = reading.describe(), reading.field, tuple(reading.hyper), reading.affine_sites, reading.predictive
-    return jax.tree.leaves(found), shown, reading.structure_key, reading.key
+    return jax.tree.leaves(found), shown, reading.structure, reading.key
 
 
 def check_equal(reading, model, args):
@@ -113,17 +113,18 @@ def test_what_was_looked_up_in_the_data_is_looked_up_again(case):
     assert other.plans is not before.plans
     check_equal(other, model, second)
     # And the last one serves what is like it.
-    assert read_latent_gaussian(model, second).structure_key == other.structure_key
+    assert read_latent_gaussian(model, second).structure == other.structure
 
 
 def test_what_is_kept_holds_no_data():
     reading = read_latent_gaussian(regression, (real(0, (10, 2)), real(1)), check=False)
     assert not reading._program.data
-    kept = reading.kept()
-    assert kept is not None and kept.model is None
-    assert not (kept.args or kept.sites or kept._program.data)
-    assert not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(kept.data))
-    assert all(site.init is None for site in kept.hyper.values())
+    kept = reading.structure.value
+    assert reading.serves_other_data and kept.model is None
+    assert not (kept.args or kept._program.data)
+    held = kept.data, kept.sites, [site.init for site in kept.hyper.values()]
+    assert all(isinstance(leaf, jax.ShapeDtypeStruct | str | int) for leaf in jax.tree.leaves(held))
+    assert not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(reading.looked_up))
 
 
 def test_negative_labels_are_refused_where_they_are_the_same_elements():

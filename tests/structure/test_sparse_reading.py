@@ -99,7 +99,7 @@ def test_masked_wavelet_model_with_hyperparameters() -> None:
         slope = (value(up, reading.data) - value(down, reading.data)) / (2.0 * step)
         np.testing.assert_allclose(gradient[name], slope, rtol=1e-6)
     again = read_sparse_linear(model, (jnp.asarray(IMAGE + 1.0),), check=False)
-    assert again.structure_key == reading.structure_key
+    assert again.structure == reading.structure
     first, second = (jax.tree.structure(jax.eval_shape(each.form, hyper, each.data)) for each in (reading, again))
     assert first == second
     assert hash(first) == hash(second)
@@ -141,7 +141,7 @@ def test_priors_with_the_same_parameters_are_told_apart() -> None:
         return read_sparse_linear(model, (Y,))
 
     laplace, normal = reading_of(dist.Laplace(0.0, 2.0)), reading_of(dist.Normal(0.0, 2.0))
-    assert laplace.structure_key != normal.structure_key
+    assert laplace.structure != normal.structure
 
 
 @pytest.mark.thorough

@@ -262,7 +262,7 @@ def test_other_comparisons_of_the_same_shape_compile_nothing():
     user, first, second, won = comparisons()
     items = np.random.default_rng(3).permutation(NUM_ITEMS)
     keys = [
-        read_touched(collaborative_preferences, data, options(), check=False).structure_key
+        read_touched(collaborative_preferences, data, options(), check=False).structure
         for data in ((user, first, second, won), (user, items[first], items[second], 1 - won))
     ]
     assert keys[0] == keys[1]

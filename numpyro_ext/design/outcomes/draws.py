@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.scipy.special import entr
 
+from ...compilation.content import Structure
 from ...compilation.store import shared
 from ...infer.monte_carlo.smc import SMC
 from ...structure.program.run_compiled import TracedFunction, traced
@@ -231,31 +232,17 @@ class _TracedOutcome(NamedTuple):
     """Sites of a draw."""
 
     @property
-    def structure_key(self) -> Hashable:
-        """Equal for outcomes that differ in their data alone."""
-        kind = self.function.structure
-        # What a distribution keeps beside its arrays need not have a hash.
-        return self.function.structure_key, kind if _has_hash(kind) else str(kind), self.names
-
-    def skeleton(self) -> _TracedOutcome:
+    def structure(self) -> Structure[_TracedOutcome]:
         """The function without data."""
-        return self._replace(function=self.function.skeleton())
+        return Structure(self._replace(function=self.function.structure.value))
 
     def at(self, data: Any, one: object) -> Any:
         """The distribution at one draw."""
-        return jax.tree.unflatten(self.function.structure, self.function.leaves(data, one))
+        return jax.tree.unflatten(self.function.tree, self.function.leaves(data, one))
 
 
 def _over_draws(outcome: _TracedOutcome, rule: Callable[..., object]) -> Callable[..., Any]:
     return jax.jit(lambda data, latents, *arrays: rule(lambda one: outcome.at(data, one), latents, *arrays))
-
-
-def _has_hash(value: object) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _log_table(at: Callable[[object], object], latents: dict[str, Array], column: Array) -> Array:

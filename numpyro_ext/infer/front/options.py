@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...structure.program.captured import array_key
+from ...compilation.content import array_key
 
 __all__ = [
     "EngineOptions",

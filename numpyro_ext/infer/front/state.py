@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...structure.program.captured import array_key, stable_text
+from ...compilation.content import array_key
+from ...structure.program.captured import stable_text
 from ..hyper.search import SearchState
 from .results import Diagnostics
 

@@ -163,7 +163,7 @@ def cross_validate(
         masks = [keep & (assignment != k) for k in range(num_folds)]
         readings = _read_folds(partial(engine._read, rng_key, args, check=False), kwargs, mask_argument, masks)
         space, _, programs = engine._compile(readings[0])
-        if any(other.structure_key != readings[0].structure_key for other in readings):
+        if any(other.structure != readings[0].structure for other in readings):
             raise ValueError(f"The structure of the model depends on the values of {mask_argument!r}: fold it by hand.")
         _check_masks(readings, mask_argument, masks)
         data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[other.data for other in readings])

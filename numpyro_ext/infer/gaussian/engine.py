@@ -365,7 +365,7 @@ class Engine(GaussianAnswers):
             )
         space, algorithm, programs = self._compile(reading)
         start = space.initial(self.init_values)
-        if self._run is not None and self._run.space.structure_key == space.structure_key:
+        if self._run is not None and self._run.space.structure == space.structure:
             start = self._run.fit.last_state.values
         options = {"num_steps": self.num_steps, "max_iterations": self.max_hyper_steps}
         return EngineProgram(reading, space, algorithm, programs, start, **options)

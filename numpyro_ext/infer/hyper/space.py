@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ...compilation.content import Structure
 from ...compilation.quick_jit import quick_jit
 from ...compilation.store import shared
 from ...compilation.transfer import to_device
@@ -80,17 +81,14 @@ class UnconstrainedSpace:
                 site=name,
             )
 
-    def skeleton(self) -> UnconstrainedSpace:
-        """This space without the values that are fixed and those to start from: what compiled programs keep of it."""
+    @property
+    def structure(self) -> Structure[UnconstrainedSpace]:
+        """This space without the values that are fixed and those to start from: what compiled programs keep of it.
+        Bounds of transforms may be data, and are compared."""
         out = copy.copy(self)
         out.sites, out.fixed = {name: site._replace(init=None) for name, site in self.sites.items()}, {}
         out._start = None
-        return out
-
-    @property
-    def structure_key(self) -> Hashable:
-        """Equal for spaces with the same free hyperparameters and the same transforms (whose bounds may be data)."""
-        return tuple((name, self.shapes[name], self.sites[name].key) for name in self.names)
+        return Structure(out)
 
     @property
     def integrable(self) -> np.ndarray:

@@ -14,11 +14,11 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 
+from ...compilation.content import array_key
 from ...structure import ModelStructureError
 from ...structure.model.running.execution import ModelCall, check_key
 from ...structure.model.running.inspection import inspect_sites
 from ...structure.model.running.plain_sites import PlainSites
-from ...structure.program.captured import array_key
 from ...structure.program.program import make_program
 from ..front.running.progress import warn
 from .coordinates import Coordinates, check_sites, coordinates

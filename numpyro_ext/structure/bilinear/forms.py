@@ -94,7 +94,7 @@ class BilinearForms(ModelReading):
         """The form at given hyperparameters.
 
         :param hyper: constrained values of all sites in :attr:`hyper`.
-        :param data: arrays to use instead of :attr:`data`, of a reading of equal ``structure_key``.
+        :param data: arrays to use instead of :attr:`data`, of a reading of equal :attr:`structure`.
 
         Cost: some evaluations of the predictor, or about as many as the vectors have components where coefficients
         differ between cells.

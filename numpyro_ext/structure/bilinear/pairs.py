@@ -45,9 +45,13 @@ class PairSites(NamedTuple):
     """The observed site."""
     shares: tuple[str, str]
     """Sites of the probabilities of rows and columns."""
-    concentrations: tuple[np.ndarray, np.ndarray]
+    concentrations: tuple[np.ndarray, ...]
     """Concentrations of their Dirichlet priors."""
     num_censored: float
+
+    def without_data(self) -> PairSites:
+        """The names of the sites alone."""
+        return self._replace(concentrations=(), num_censored=0.0)
 
     def background(self) -> Background:
         """Zeros of the form."""
@@ -229,17 +233,17 @@ def check_pairs(call: ModelCall, reading: Any, pair_sites: PairSites, most_pairs
     unknowns = np.asarray(0.5 * rng.standard_normal(reading.num_columns), dtype)
     shares = tuple(jnp.asarray(rng.dirichlet(np.ones(size)), dtype) for size in sizes)
     chosen = tuple(rng.integers(size, size=1000) for size in sizes)
-    has_density, skeleton = sizes[0] * sizes[1] <= most_pairs, reading.skeleton()
+    has_density, structure = sizes[0] * sizes[1] <= most_pairs, reading.structure.value
 
     def at_point(hyper: Any, unknowns: Any, shares: Any, chosen: Any, data: Any) -> Any:
-        form, (u, v) = skeleton.form(hyper, data), skeleton.vectors(unknowns)
+        form, (u, v) = structure.form(hyper, data), structure.vectors(unknowns)
         z = None
         if form.common is not None:
-            z = jnp.concatenate([jnp.reshape(hyper[n], -1) for n in skeleton.common_sites])
-        values = skeleton.site_values(hyper, unknowns, data)
+            z = jnp.concatenate([jnp.reshape(hyper[n], -1) for n in structure.common_sites])
+        values = structure.site_values(hyper, unknowns, data)
         if not has_density:
             return values, form.predictor_of_pairs(u, v, z, *chosen)
-        log_prior = skeleton.log_prior(hyper, data)
+        log_prior = structure.log_prior(hyper, data)
         if z is not None:
             log_prior += jnp.sum(form.common.prior.log_density(z[None]))
         return values, form.log_density(u, v, z, shares) + log_prior

@@ -41,7 +41,7 @@ from .vectors.coefficients import (
     off_zero,
     random_probe,
 )
-from .vectors.incidence import LaidOut, find_incidence, find_roots, static_key
+from .vectors.incidence import LaidOut, find_incidence, find_roots
 from .vectors.layouts import (
     Layout,
     elements_of,
@@ -97,6 +97,8 @@ class BilinearReading(BilinearForms):
             refuse_censored(sites)
         super().__init__(call, sites, field, dense_prior_block)
         self.takes_any_factor = takes_any_factor
+        self.unlisted_cells: Unlisted = unlisted_cells
+        self.pair_sites = pair_sites
         for name in self.field:
             if 0 in sites[name].shape:
                 raise ModelStructureError(
@@ -162,22 +164,20 @@ class BilinearReading(BilinearForms):
         background = None if pair_sites is None else pair_sites.background()
         found = Lookups.of(self.predictor_rows, self.cells, self.index, (one, other), self._vectors.first, background)
         self.data = (*self.data, found)
-        self.unlisted_cells: Unlisted = unlisted_cells
-        self.pair_sites = pair_sites
         self.affine_sites = self.field
-        key = self.layout_key(self._vectors), self.sides, self._design, unlisted_cells, self.common_sites
-        self.structure_key = ("bilinear", *key, static_key(self._roots), found.shapes, self.share_sites)
         if unlisted_cells == "zero":
             self._check_unlisted()
 
-    def skeleton(self) -> Self:
-        out, nothing = super().skeleton(), np.zeros(0, int)
+    def without_data(self) -> Self:
+        out, nothing = super().without_data(), np.zeros(0, int)
         one, other = (layout._replace(vector=nothing, places=None) for layout in self.layouts)
         out.layouts, out.index, out.cells = (one, other), (), ()
         out._incidences = (None, None)
-        if hasattr(self, "_vectors"):  # these are found by skeletons
+        if hasattr(self, "_vectors"):  # else these are looked for
             out._vectors = self._vectors.without_cells()
         out._predictors = [p._replace(rows=nothing) for p in self._predictors]
+        if self.pair_sites is not None:
+            out.pair_sites = self.pair_sites.without_data()
         return out
 
     @property
@@ -287,11 +287,6 @@ class BilinearReading(BilinearForms):
         largest, ranges, linear = jax.tree.map(np.asarray, found)
         num_pairs, orders = find_pairs(largest) if like is None else (like._design.num_pairs, like._orders)
         return find_design(num_pairs, ranges, linear, orders, vectors), orders
-
-    def layout_key(self, vectors: Vectors) -> tuple[Any, ...]:
-        """Key of a function that was made of these vectors, and is given the cells."""
-        found, sizes = tuple(f.key for f in self._found), tuple(rows.shape for rows in self.predictor_rows)
-        return *self._model_key(vectors.elements), found, self._signs, sizes, vectors.is_coupled
 
     def _check_unlisted(self) -> None:
         """Refuse what zeros in all other cells cannot be added to."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...compilation.content import ByContent
 from ...potentials import ElementwisePotential, PairPotential
 from ...potentials.elementwise import TemperedPotential
 from ...potentials.pairs import kind_of_pair
@@ -30,7 +32,8 @@ __all__ = ["FactorPlan", "factor_of_rows", "plan_factor"]
 Env = Mapping[int, Any]
 
 
-class FactorPlan(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class FactorPlan(ByContent):
     """Plan by which one family of factors is built from hyperparameters and data."""
 
     name: str
@@ -40,7 +43,7 @@ class FactorPlan(NamedTuple):
     """Shape of the observations in the model."""
     rows_per_observation: int
     """One, or more for observations of several predictors; the rows of an observation follow each other."""
-    build: Callable[[Env], tuple[Built, Array]]
+    build: Callable[[Env], tuple[Built, Array]] = field(compare=False)
     """Makes the potential and the observed mask from the values of hyperparameters and data."""
     label: str
     """Name of the likelihood that was recognised."""
@@ -51,7 +54,7 @@ class FactorPlan(NamedTuple):
     """Data that are in the functions that are made."""
     is_recognised: bool = False
     """True if it has a family."""
-    holds: Callable[[Program, Env], bool] | None = None
+    holds: Callable[[Program, Env], bool] | None = field(default=None, compare=False)
     """True if the same is recognised at other values of the data; ``None`` where these have no say."""
 
 

@@ -7,6 +7,7 @@ to, say, a Poisson rate, it is the exponential link if the rate behaves as one o
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ...compilation.content import ByContent
 from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.store import shared
 from ...potentials.vector_rows import row_directions
@@ -33,19 +35,20 @@ Env = Mapping[int, Any]
 _GRID = np.array([0.0, 1.0, -1.0, -2.5, 0.4, 3.1])
 
 
-class Recognised(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Recognised(ByContent):
     """A named potential, and where its predictor is."""
 
     predictor: int
     rows: np.ndarray
     """Flat indices of the elements that are predictors; pairs of them where rows are differences."""
-    build: Callable[[Env, Array], Built]
+    build: Callable[[Env, Array], Built] = field(compare=False)
     """Makes the factors from hyperparameters, data and the observed mask."""
     label: str
     key: Hashable
     """Decisions of :attr:`build` by values, such as the sign of the predictor: numbers of a model are data, so it
     may differ between readings of one program."""
-    holds: Callable[[Program, Env], bool] | None = None
+    holds: Callable[[Program, Env], bool] | None = field(default=None, compare=False)
     """True if the same is recognised at other values of data; ``None`` where these have no say."""
 
 

@@ -10,6 +10,7 @@ from typing import Unpack
 
 import numpyro.distributions as dist
 
+from ...compilation.content import Structure
 from ...compilation.store import Found, shared
 from ..conflict import Conflict
 from ..errors import ModelStructureError
@@ -18,6 +19,7 @@ from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
 from ..model.search import Attempt, Form, ReadOptions, largest_field, read_first
 from .costs import COSTS, LayoutCosts
+from .looked_up import LookedUp
 from .reading import LatentGaussianReading
 
 __all__ = [
@@ -45,8 +47,8 @@ def _is_smooth_candidate(fn: dist.Distribution) -> bool:
     return is_gaussian(fn) or (prior is not None and prior.is_smooth and prior.is_log_concave)
 
 
-class LastReading(Found[LatentGaussianReading]):
-    """The reading of the last run of some operations, without data."""
+class LastReading(Found[tuple[Structure[LatentGaussianReading], LookedUp]]):
+    """The structure of the last reading of some operations, and what was looked up in its data."""
 
 
 def _read(
@@ -65,11 +67,14 @@ def _read(
         return LatentGaussianReading(call, sites, field, costs)
     found = [(n, s.kind, s.shape, s.family, s.is_candidate, s.is_masked, s.num_unknowns) for n, s in sites.items()]
     last = shared(LastReading, call.recording.key, field, tuple(found), costs)
-    again = None if last.value is None else last.value.on_data_of(call, sites)
-    if again is not None:
-        return again
+    if last.value is not None:
+        structure, looked_up = last.value
+        again = structure.value.with_looked_up(call, sites, looked_up)
+        if again is not None:
+            again.structure = structure  # as all that it holds but data is from there
+            return again
     reading = LatentGaussianReading(call, sites, field, costs)
-    last.value = reading.kept()
+    last.value = (reading.structure, reading.looked_up) if reading.serves_other_data else None
     return reading
 
 

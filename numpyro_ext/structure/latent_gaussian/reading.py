@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from ...compilation.store import shared
 from ...linalg.gaussian.design import StateSpaceDesign
 from ...linalg.gaussian.prior import FlatPrior, LowRankPrior, SparsePrecisionPrior
 from ...linalg.gaussian.spaces.border_space import Border
-from ...linalg.gaussian.sparse_layout import SparseLayout
 from ...potentials.families.half_line import HalfLinePotential
 from ..errors import ModelStructureError, Reason
 from ..factors.plan import FactorPlan, factor_of_rows, plan_factor
@@ -29,20 +27,20 @@ from ..model.reading import ModelReading, Treatment
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
 from ..model.tracing import FactorTrace
-from ..program.captured import Fingerprint
 from ..program.degrees import Degrees
 from ..program.patterns import TooLarge
-from ..program.rows.affine_rows import AffineRows, Parts, RowIndices
+from ..program.rows.affine_rows import AffineRows, Parts
 from ..program.rows.chosen_rows import ChosenIndices, ChosenRows
 from ..program.rows.state_rows import NoStateSpace, StateRows, find_time_blocks
 from .blocks import find_blocks
-from .border import BorderIndices, find_border
+from .border import find_border
 from .costs import COSTS, LayoutCosts
 from .form import AffineMap, Blocks, LatentGaussian
+from .looked_up import LookedUp
 from .not_finite import explain_not_finite
 from .prior_columns import PriorColumns
 from .sparse_fields import iterative_layout, leaves_much, sparse_layout
-from .touched import TouchedIndices, find_touched
+from .touched import find_touched
 
 __all__ = ["LatentGaussianReading"]
 
@@ -52,17 +50,6 @@ _LONGEST_WAY = 5.0
 """Largest predictor of the paths at which a form with scans is checked: likelihoods overflow elsewhere."""
 _LARGEST_DENSE = 50_000_000
 """Elements of the largest matrix that may stand for a scan without a state space."""
-
-
-class _Indices(NamedTuple):
-    """Indices that were looked up in the data: arrays beside it, so that other indices run the same programs."""
-
-    rows: RowIndices | None
-    maps: dict[str, RowIndices | None]
-    blocks: tuple[np.ndarray, np.ndarray]
-    border: BorderIndices | None
-    touched: TouchedIndices | None
-    layout: SparseLayout | None
 
 
 class LatentGaussianReading(ModelReading):
@@ -138,53 +125,41 @@ class LatentGaussianReading(ModelReading):
         elif is_sparse:
             layout = sparse_layout(self._priors, rows, affine_maps)
         # Of the program, as factors may have added to them what they looked up.
-        self.data = (*self._program.data, _Indices(self._rows.indices, maps, blocks, border, touched, layout))
-        looked_up = [array for plan in self.plans for array in plan.looked_up]
-        plans = tuple((p.name, p.label, p.shape, p.key) for p in self.plans)
-        keys = tuple(rows.key for rows in (self._rows, *self._maps.values()))
-        shapes = [b if b is None else b.shape for b in (*blocks, *(border or ()))]
-        key = None if self._touched is None else self._touched.key
-        order = None if layout is None or layout.elimination is None else layout.elimination.digest
-        sparse = None if layout is None else (layout.pattern.digest, order, layout.row_slots.shape)
-        self.structure_key = Fingerprint((self._model_key(looked_up), plans, keys, *shapes, key, sparse))
+        self.data = (*self._program.data, LookedUp(self._rows.indices, maps, blocks, border, touched, layout))
 
-    def skeleton(self) -> Self:
-        out = super().skeleton()
-        out._rows = self._rows.skeleton()
-        out._touched = None if self._touched is None else self._touched.skeleton()
-        out._maps = {name: rows.skeleton() for name, rows in self._maps.items()}
+    def without_data(self) -> Self:
+        out = super().without_data()
+        out._rows = self._rows.without_data()
+        out._touched = None if self._touched is None else self._touched.without_data()
+        out._maps = {name: rows.without_data() for name, rows in self._maps.items()}
         return out
 
-    def kept(self) -> Self | None:
-        """This reading without model and data, for :meth:`on_data_of`; ``None`` of one that cannot be read so again, or
-        is large. To be asked of a reading that has just been made."""
+    @property
+    def serves_other_data(self) -> bool:
+        """True if it may be read again by :meth:`with_looked_up`: if it is small, and nothing of the data is in its
+        functions but what the program has looked up."""
         rows = [self._rows, *self._maps.values()]
         is_plain = all(isinstance(r, AffineRows) for r in rows) and not (self.large_sites or self._program.recurrences)
         # What factors of no family look up is in their functions, and bounds are computed of the data.
-        is_plain &= all(plan.is_recognised for plan in self.plans) and not self._trace.bounds
-        if not is_plain or not holds_little(self.data[-1], _MOST_KEPT):
-            return None
-        out = copy.copy(self)
-        out.model, out.args, out.kwargs, out.sites, out.data = None, (), {}, {}, self.data[-1:]
-        out.hyper = {n: h._replace(init=None) for n, h in self.hyper.items()}
-        out._program = self._program.with_data(())
-        out._program.looked_up = dict(self._program.looked_up)
-        self._program.release()  # as plans have it, which are kept
-        out._rows, out._touched = self._rows.skeleton(), self._touched and self._touched.skeleton()
-        out._maps = {name: rows.skeleton() for name, rows in self._maps.items()}
-        return out
+        is_plain &= all(plan.is_recognised for plan in self.plans) and not (self._trace.bounds or self.changing)
+        return is_plain and holds_little(self.looked_up, _MOST_KEPT)
 
-    def on_data_of(self, call: ModelCall, sites: Mapping[str, SiteInfo]) -> Self | None:
-        """See :meth:`TracedModel.on_data_of`; of a reading that was :meth:`kept`."""
-        out = super().on_data_of(call, sites)
+    @property
+    def looked_up(self) -> LookedUp:
+        """Indices that were looked up in the data."""
+        return self._indices(None)
+
+    def with_looked_up(self, call: ModelCall, sites: Mapping[str, SiteInfo], looked_up: LookedUp) -> Self | None:
+        """:meth:`TracedModel.on_data_of`, of a structure, with what a reading of it has looked up."""
+        out = self.on_data_of(call, sites)
         if out is None:
             return None
-        out.data = (*out._program.data, *self.data)
+        out.data = (*out._program.data, looked_up)
         by_values = [plan.holds for plan in self.plans if plan.holds is not None]
         probe = out._env(out.initial_hyper(), None) if by_values else {}
         return out if all(holds(out._program, probe) for holds in by_values) else None
 
-    def _indices(self, data: Sequence[Any] | None) -> _Indices:
+    def _indices(self, data: Sequence[Any] | None) -> LookedUp:
         return (self.data if data is None else data)[-1]
 
     @property
@@ -265,7 +240,7 @@ class LatentGaussianReading(ModelReading):
         """The form at given hyperparameters.
 
         :param hyper: constrained values of all sites in :attr:`hyper`.
-        :param data: arrays to use instead of :attr:`data`, of a reading of equal ``structure_key``.
+        :param data: arrays to use instead of :attr:`data`, of a reading of equal :attr:`structure`.
         :return: the form; its columns are the innovations of the field sites in the order of :attr:`field`.
         """
         env = self._env(hyper, data)

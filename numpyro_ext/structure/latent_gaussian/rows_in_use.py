@@ -22,10 +22,10 @@ class ReadingOfRows(LatentGaussianReading):
 
     def __init__(self, reading: LatentGaussianReading, in_use: np.ndarray):
         vars(self).update(vars(reading))
-        vars(self).pop("abstract_form", None)
+        for computed in ("abstract_form", "structure"):
+            vars(self).pop(computed, None)
         # Behind the constants and in front of the indices, where programs find it in other data as well.
         self.data = (*reading.data[:-1], in_use, reading.data[-1])
-        self.structure_key = (reading.structure_key, "rows in use")
 
     def form(self, hyper: Mapping[str, object], data: Sequence[Any] | None = None) -> LatentGaussian:
         """The form at given hyperparameters; see :class:`LatentGaussianReading`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import scipy.sparse
 from jax import Array
 from scipy.sparse.csgraph import connected_components
 
+from ...compilation.content import ByContent
 from ...linalg.gaussian.design import SparseRows
 from ...linalg.gaussian.spaces.touched_space import Touched
 from ...linalg.padding import cheapest_levels, places_within, rounded_up
@@ -51,7 +52,7 @@ class TouchedIndices(NamedTuple):
     home: np.ndarray
 
 
-class TouchedRows:
+class TouchedRows(ByContent):
     """Rows by way of the quantities that they touch, at every hyperparameter; see :class:`~numpyro_ext.linalg.gaussian
     .touched_space.Touched`.
 
@@ -85,18 +86,13 @@ class TouchedRows:
         """Multiplications of a factorisation."""
         return sum(blocks * float(width) ** 3 for blocks, width in self.shapes)
 
-    @property
-    def key(self) -> Any:
-        """Equal for what makes the same function of numbers and indices."""
-        assert self.indices is not None
-        arrays = jax.tree.leaves(self.indices)
-        kinds = self._has_elements, self._has_rows
-        return self._between, self.shapes, self._colouring, kinds, self._seen.key, tuple(a.shape for a in arrays)
-
-    def skeleton(self) -> TouchedRows:
+    def without_data(self) -> TouchedRows:
         """The same without what was looked up in the data."""
+        if self.indices is None:
+            return self
         out = copy.copy(self)
-        out._rows, out._seen, out.indices = self._rows.skeleton(), self._seen.skeleton(), None
+        vars(out).pop("content_key", None)
+        out._rows, out._seen, out.indices = self._rows.without_data(), self._seen.without_data(), None
         return out
 
     def describe(self) -> str:

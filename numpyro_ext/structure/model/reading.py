@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -58,9 +58,6 @@ class ModelReading(TracedModel, ABC):
     :ivar data: the arrays that the model closed over, explicit so that forms of equal structure can be batched; behind
         them what a form has looked up in them (indices), where that is not a part of the structure.
     """
-
-    structure_key: Hashable
-    """Readings with equal keys make the same functions of hyperparameters and data."""
 
     def _classify(self, what: str, *, with_sources: bool = True) -> Degrees:
         """Degrees of the program, after checking that the field is ``what`` given everything else.
@@ -256,8 +253,8 @@ class ModelReading(TracedModel, ABC):
         return frozenset()
 
     def _shown(self) -> list[str | Table]:
-        # A skeleton has no model and no data to describe.
-        return [type(self).__name__, *(self.describe().split("\n") if self.model is not None else ["(a skeleton)"])]
+        # A structure has no model and no data to describe.
+        return [type(self).__name__, *(self.describe().split("\n") if self.model is not None else ["(a structure)"])]
 
     @abstractmethod
     def form(self, hyper: Mapping[str, object], data: Sequence[object] | None = None) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import jax
@@ -12,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...compilation.content import Structure, array_key, shapes_of
 from ...display import Shown
 from ..conflict import Conflict
 from ..errors import ModelStructureError
-from ..program.captured import array_key
 from ..program.equations import Atom, Constant
 from ..program.program import Program
 from .hyper_site import HyperSite
@@ -28,6 +30,16 @@ from .tracing import ModelTrace, trace_with_innovations
 from .unused_sites import is_used, unused_sites
 
 __all__ = ["TracedModel"]
+
+_NOTHING_LOOKED_UP = "cae66941d9efbd404e4d88758ea67670"
+"""Digest of no arrays, which keys of states hold since they were written to files."""
+
+
+@dataclass(frozen=True)
+class _LeftOut:
+    """Sites that nothing depends on: any values serve, so that structures with other ones are equal."""
+
+    values: dict[str, Any] = dataclass_field(compare=False)
 
 
 class TracedModel(Shown):
@@ -71,6 +83,7 @@ class TracedModel(Shown):
         self._columns = {n: slice(end - sizes[n], end) for n, end in ends.items()}
         self.data: Sequence[Any] = self._program.data
         self.predictive = unused_sites(self._program, self._trace, self._given, free)
+        self._left_out = _LeftOut({n: sites[n].init for n in self.predictive})
         for name in self.field:
             has_no_prior_block = sites[name].is_masked or name in self._trace.factors
             if has_no_prior_block and not is_used(self._program, self._trace, name, [inputs[name]]):
@@ -121,7 +134,7 @@ class TracedModel(Shown):
         :param call: whose recording has the key of that which was read.
         :param sites: of that call.
         """
-        out = copy.copy(self)
+        out = self._copy()
         out.model, out.args, out.kwargs, out.sites = call.model, call.args, call.kwargs, dict(sites)
         out._program, _, _ = out._traced(call)
         if out._program.fingerprint() != self._program.fingerprint():
@@ -129,7 +142,7 @@ class TracedModel(Shown):
         for (atom, only_zeros), key in self._program.looked_up.items():
             if array_key(out._program.known_value(atom, only_zeros=only_zeros)) != key:
                 return None
-        out.data = out._program.data
+        out.data, out._left_out = out._program.data, _LeftOut({n: sites[n].init for n in out.predictive})
         out.hyper = {n: h._replace(init=sites[n].init, transform=sites[n].transform) for n, h in self.hyper.items()}
         if any(site.key != self.hyper[n].key for n, site in out.hyper.items()):
             return None
@@ -214,26 +227,13 @@ class TracedModel(Shown):
         atoms, structure = jax.tree.flatten(tree)
         return jax.tree.unflatten(structure, self._program.evaluate(atoms, env))
 
-    def _model_key(self, arrays: Iterable[object], *, as_written: bool = False) -> tuple[object, ...]:
-        """Equal for readings whose program, field, hyperparameters, classes of priors and families are the same.
-
-        :param arrays: what was looked up in the data; ``None`` in the place of what there is not.
-        :param as_written: whether programs are the same only with the same numbers in them.
-        """
-        static = hashlib.blake2b(digest_size=16)
-        for array in (np.asarray(() if array is None else array) for array in arrays):
-            static.update(f"{array.shape}{array.dtype}".encode())
-            static.update(np.ascontiguousarray(array).tobytes())
-        hyper = tuple((n, h.key) for n, h in self.hyper.items())
-        # A program knows the arrays of a prior or a site, not what they are the parameters of.
-        structure = jax.tree.structure(self._trace)
-        program = self._program.as_written if as_written else self._program.fingerprint()
-        return (program, self.field, hyper, structure, static.hexdigest())
-
     @property
     def key(self) -> tuple[Any, ...]:
-        """Key of the model without its :attr:`written_data`: equal where it computes the same, by the same numbers."""
-        return self._model_key((), as_written=True)
+        """Key of states: that of the model without its :attr:`written_data`, equal where it computes the same, by the
+        same numbers."""
+        hyper = tuple((n, h.key) for n, h in self.hyper.items())
+        # A program knows the arrays of a prior or a site, not what they are the parameters of.
+        return (self._program.as_written, self.field, hyper, jax.tree.structure(self._trace), _NOTHING_LOOKED_UP)
 
     @property
     def written_data(self) -> tuple[Any, ...]:
@@ -256,7 +256,7 @@ class TracedModel(Shown):
     def _env(self, hyper: Mapping[str, object], data: Sequence[object] | None) -> dict[int, Any]:
         env: dict[int, Any] = {}
         for name, atom in self._given.items():
-            value = self.sites[name].init if name in self.predictive else hyper[name]
+            value = self._left_out.values[name] if name in self.predictive else hyper[name]
             leaves = jax.tree.leaves(value)
             env.update(zip(jax.tree.leaves(atom), (jnp.asarray(v) for v in leaves), strict=True))
         # A form may keep there, after these, what it has looked up in them.
@@ -289,20 +289,31 @@ class TracedModel(Shown):
             params = jax.eval_shape(lambda: params)  # which may be trees
         return {n: shape(n) if n in self._trace.values else params[n] for n in (*self.field, *self.hyper)}
 
-    def skeleton(self) -> Self:
-        """This reading without the model, its arguments and its data: what compiled programs keep of it.
+    @cached_property
+    def structure(self) -> Structure[Self]:
+        """This reading without its data, for compiled programs; equal for readings that make the same functions of
+        hyperparameters and data, as all is compared that such a function can see."""
+        return Structure(self.without_data())
+
+    def without_data(self) -> Self:
+        """This reading without the model, its arguments and its data.
 
         Its functions of hyperparameters and data are the same, where they are given both. What has to be looked up in
         the data, such as indices, is found before, when a model is read.
         """
         self._program.release()
-        out = copy.copy(self)
+        out = self._copy()
         out.model, out.args, out.kwargs = None, (), {}
-        out.data = jax.eval_shape(lambda: self.data)
-        out.changing = jax.eval_shape(lambda: self.changing)
-        init = {n: s.init if n in self.predictive else None for n, s in self.sites.items()}
-        out.sites = {n: SiteInfo(n, s.kind, s.shape, s.family, init=init[n]) for n, s in self.sites.items()}
-        out.hyper = {n: h._replace(init=jax.eval_shape(lambda h=h: h.init)) for n, h in self.hyper.items()}
+        out.data, out.changing = shapes_of((self.data, self.changing))
+        out.sites = {n: SiteInfo(n, s.kind, s.shape, s.family) for n, s in self.sites.items()}
+        out.hyper = {n: h._replace(init=shapes_of(h.init)) for n, h in self.hyper.items()}
+        return out
+
+    def _copy(self) -> Self:
+        """A copy to be changed, without what was computed of this one."""
+        out = copy.copy(self)
+        for name in [name for name in vars(out) if isinstance(getattr(type(out), name, None), cached_property)]:
+            del vars(out)[name]
         return out
 
     def initial_hyper(self) -> dict[str, Any]:

@@ -228,7 +228,7 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
     others = jax.tree.leaves((reading.changing, left_out))
     program.take_as_data(program.inputs[len(jax.tree.leaves(shapes)) :], others)
     is_small = holds_little((reading.data, program.data))
-    key = (reading.structure_key, program.structure_key)
+    key = reading.structure, program.fingerprint()
     return shared(_both_densities, reading, program, output, is_small), program.data, key
 
 

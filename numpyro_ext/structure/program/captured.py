@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import re
 import types
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-__all__ = ["Fingerprint", "array_key", "captured", "dtype_name", "stable_text"]
+from ...compilation.content import array_key
+
+__all__ = ["Fingerprint", "captured", "stable_text"]
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SHOWN_IN_PART = ClosedJaxpr | Jaxpr | jax.Array | np.ndarray
 """Among the parameters of an equation; those with a derivative rule have a body beside it."""
-
-
-dtype_name = functools.cache(str)
-"""Name of a dtype: NumPy makes it anew each time, which takes longer than all else that an array of few numbers asks
-for."""
 
 
 class Fingerprint:
@@ -56,16 +51,6 @@ class Fingerprint:
 
     def __repr__(self) -> str:
         return f"Fingerprint({self.parts})"
-
-
-def array_key(value: Any) -> tuple[Any, ...]:
-    """Equal for arrays, and random keys, of the same dtype, shape and values."""
-    is_key = isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    array = np.asarray(jax.random.key_data(value) if is_key else value)
-    values = array.tobytes()
-    if len(values) > 64:
-        values = hashlib.blake2b(values, digest_size=16).digest()
-    return ("key" if is_key else dtype_name(array.dtype), array.shape, values)
 
 
 def captured(params: Mapping[str, object]) -> tuple[Any, ...]:

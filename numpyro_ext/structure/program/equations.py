@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from .captured import array_key
+from ...compilation.content import array_key
 from .known_values import known_result
 
 __all__ = [
@@ -37,6 +37,11 @@ class Constant:
 
     def __repr__(self) -> str:
         return f"Constant({self.value})"
+
+    @property
+    def content_key(self) -> tuple[object, ...]:
+        """Value and dtype, by which constants are compared."""
+        return array_key(self.value), self.dtype
 
 
 Atom = int | Constant

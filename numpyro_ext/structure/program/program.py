@@ -14,7 +14,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ...compilation.collection import without_collection
-from .captured import Fingerprint, array_key, captured, dtype_name
+from ...compilation.content import Structure, array_key, dtype_name
+from .captured import Fingerprint, captured
 from .equations import (
     Atom,
     Constant,
@@ -243,13 +244,14 @@ class Program:
         self.literals = frozenset(self.constants[num_before:])
 
     @property
-    def structure_key(self) -> Fingerprint:
-        """:meth:`fingerprint`: equal for programs that differ in their data alone."""
+    def content_key(self) -> Fingerprint:
+        """:meth:`fingerprint`, by which programs are compared."""
         return self.fingerprint()
 
-    def skeleton(self) -> Program:
+    @property
+    def structure(self) -> Structure[Program]:
         """The program without data, for functions that are compiled: they should keep no arrays alive."""
-        return self.with_data(())
+        return Structure(self.with_data(()))
 
     def release(self) -> None:
         """Let go of the data: compiled functions keep programs, and should keep no arrays alive."""

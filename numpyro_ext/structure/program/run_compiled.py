@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
+from ...compilation.content import Structure
 from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.store import shared
 from .equations import Atom, Constant
@@ -37,7 +38,7 @@ def run_compiled(function: Callable[..., object], *args: object) -> Any:
 def run_traced(found: TracedFunction, *args: object) -> Any:
     """The function of :func:`traced` at these arguments, compiled as in :func:`run_compiled`."""
     is_small = holds_little((found.data, args, found.results))
-    return jax.tree.unflatten(found.structure, shared(_compiled, found, is_small)(found.data, *args))
+    return jax.tree.unflatten(found.tree, shared(_compiled, found, is_small)(found.data, *args))
 
 
 def _compiled(function: TracedFunction, is_small: bool) -> Callable[..., list[Any]]:
@@ -50,19 +51,15 @@ class TracedFunction(NamedTuple):
     program: Program
     outputs: tuple[Atom, ...]
     """The leaves of the result among the values of the program."""
-    structure: Any
+    tree: Any
     """The tree that they make."""
     data: tuple[Any, ...]
     """The arrays that the function closes over."""
 
     @property
-    def structure_key(self) -> Hashable:
-        """Equal where :meth:`leaves` are the same function."""
-        return self.program.structure_key
-
-    def skeleton(self) -> TracedFunction:
+    def structure(self) -> Structure[TracedFunction]:
         """The function without the arrays that it closes over."""
-        return self._replace(data=())
+        return Structure(self._replace(data=()))
 
     @property
     def results(self) -> list[Any]:
@@ -87,5 +84,5 @@ def traced(function: Callable[..., object], *args: object) -> TracedFunction:
 
 def as_function(program: Program, output: object) -> TracedFunction:
     """A program with its output as a function."""
-    leaves, structure = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
-    return TracedFunction(program.skeleton(), tuple(leaves), structure, program.data)
+    leaves, tree = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
+    return TracedFunction(program.with_data(()), tuple(leaves), tree, program.data)

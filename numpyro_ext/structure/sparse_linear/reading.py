@@ -21,7 +21,7 @@ from ..model.reading import ModelReading
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
 from ..model.tracing import FactorTrace
-from ..program.degrees import Degree
+from ..program.degrees import Degree, Degrees
 from ..program.equations import Atom, Constant
 from ..program.program import Program
 from ..program.rows.affine_operator import AffineValues, OperatorMap
@@ -50,24 +50,24 @@ class SparseLinearReading(ModelReading):
         self._priors: dict[str, SparsePrior] = self._trace.priors
         self._check_components()
         self._check_analysis()
-        self._degrees = degrees
         self._sort_factors(degrees)
         for name in self.factor_names:
-            self._check_factor(name, self._trace.factors[name])
+            self._check_factor(name, self._trace.factors[name], degrees)
         self.rows = tuple(self._observations_in_use(name) for name in self.factor_names)
         self._uniform = self._uniform_scale()
         forests = [jax.tree.map(self._known_value, self._priors[n].forest) for n in self.field]
         self._num_groups = [forest.num_groups for forest in forests]
         self.forest: Forest = jax.tree.map(jnp.asarray, join_forests(forests))
         self.affine_sites = self._affine_sites(degrees)
-        self.structure_key = ("sparse", self._model_key([*self.rows, self.forest.parents, self.forest.groups]))
         parts = []
         for name, rows in zip(self.factor_names, self.rows, strict=True):
             factor = self._trace.factors[name]
             everything = rows.size == int(np.prod(self._program.shape(factor.log_prob)))
             parts.append((factor.parameters["loc"], factor.value, None if everything else rows))
-        self._mean = AffineValues(self._program, degrees, self._field, parts, (self.structure_key, "mean"))
-        self._maps: dict[str, AffineValues] = {}
+        self._mean = AffineValues(self._program, degrees, self._field, parts)
+        maps = {n: [(self._trace.values[n], None, None)] for n in self.affine_sites}
+        self._maps = {n: AffineValues(self._program, degrees, self._field, parts) for n, parts in maps.items()}
+        self._selections = frozenset(n for n in self.field if degrees.of(self._trace.locations[n]) == Degree.CONSTANT)
         self.is_design_fixed = not self._mean.depends_on(set(jax.tree.leaves(self._given)))
 
     def _check_components(self) -> None:
@@ -109,8 +109,8 @@ class SparseLinearReading(ModelReading):
                 site=found[0],
             )
 
-    def _check_factor(self, name: str, factor: FactorTrace) -> None:
-        degrees, field = self._degrees, list(self.field)
+    def _check_factor(self, name: str, factor: FactorTrace, degrees: Degrees) -> None:
+        field = list(self.field)
         if factor.family is not NORMAL:
             raise ModelStructureError(
                 f"observed site '{name}' ({self.sites[name].family}) depends on {field} and is not Gaussian: this "
@@ -196,21 +196,14 @@ class SparseLinearReading(ModelReading):
 
     def is_selection(self, name: str) -> bool:
         """True if a site consists of coefficients one by one: not if its location is made of others."""
-        return name in self.field and self._degrees.of(self._trace.locations[name]) == Degree.CONSTANT
+        return name in self._selections
 
     def maps(
         self, hyper: Mapping[str, object], data: Sequence[object] | None = None, names: Sequence[str] | None = None
     ) -> dict[str, OperatorMap]:
         """Affine sites as maps of the unknowns: value ``= (operator @ s + offset).reshape(site_shapes[name])``."""
         env = self._env(hyper, data)
-        return {n: self._map(n).at(env) for n in (self.affine_sites if names is None else names)}
-
-    def _map(self, name: str) -> AffineValues:
-        if name not in self._maps:
-            parts = [(self._trace.values[name], None, None)]
-            key = (self.structure_key, name)
-            self._maps[name] = AffineValues(self._program, self._degrees, self._field, parts, key)
-        return self._maps[name]
+        return {n: self._maps[n].at(env) for n in (self.affine_sites if names is None else names)}
 
     @property
     def is_analysis(self) -> bool:

@@ -128,11 +128,11 @@ def begin_together(
         return
     waiting: dict[Any, list[int]] = {}
     for number, reading in enumerate(readings):
-        waiting.setdefault(reading.structure_key, []).append(number)
+        waiting.setdefault(reading.structure, []).append(number)
     done: dict[int, Begun] = {}
     for number, reading in enumerate(readings):
         if number not in done:
-            alike = waiting[reading.structure_key]
+            alike = waiting[reading.structure]
             batch, alike[:num_lanes] = alike[:num_lanes], []
             # A batch that is not full is filled up, so that one program serves all.
             lanes = batch + [number] * (num_lanes - len(batch))

@@ -6,7 +6,7 @@ from the coefficients of components by a reference cell in which one vector of e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....compilation.content import Structure
 from ....compilation.quick_jit import quick_jit
 from ....compilation.store import shared
 from ....linalg.gaussian.prior import DiagonalPrior
@@ -21,7 +22,7 @@ from ...errors import ModelStructureError
 from .coefficients import Probe, Vectors, random_probe
 from .lookups import Combinations, filled_up
 
-__all__ = ["Incidence", "LaidOut", "Roots", "find_incidence", "find_roots", "static_key"]
+__all__ = ["Incidence", "LaidOut", "Roots", "find_incidence", "find_roots"]
 
 Predict = Callable[[Array], Array]
 
@@ -36,11 +37,10 @@ class SidesRead(Protocol):
 
     @property
     def predictor_rows(self) -> Any: ...
-    def skeleton(self) -> Self: ...
+    def without_data(self) -> Self: ...
     def predictor_fn(self, env: dict[int, Any], rows: Any) -> Predict: ...
     def prior_at(self, name: str, env: Mapping[int, Any]) -> Any: ...
     def site_start(self, name: str) -> int: ...
-    def layout_key(self, vectors: Vectors) -> tuple[Any, ...]: ...
 
 
 class LaidOut(NamedTuple):
@@ -50,13 +50,9 @@ class LaidOut(NamedTuple):
     vectors: Vectors
 
     @property
-    def structure_key(self) -> Hashable:
-        """Equal for readings that differ in their data alone."""
-        return self.reading.layout_key(self.vectors)
-
-    def skeleton(self) -> LaidOut:
+    def structure(self) -> Structure[LaidOut]:
         """Reading and vectors without data and cells."""
-        return LaidOut(self.reading.skeleton(), self.vectors.without_cells())
+        return Structure(LaidOut(self.reading.without_data(), self.vectors.without_cells()))
 
 
 class Incidence(NamedTuple):
@@ -328,11 +324,6 @@ def find_roots(reading: SidesRead, like_first: Mapping[str, np.ndarray]) -> tupl
     """
     rows, columns = (_roots_of(reading, side, like_first) if reading.is_coupled[side] else None for side in range(2))
     return rows, columns
-
-
-def static_key(roots: Sequence[Roots | None]) -> tuple[Any, ...]:
-    """Static facts of roots on which compiled programs depend."""
-    return tuple(None if found is None else (found.sources, tuple(found.group.tolist())) for found in roots)
 
 
 def _roots_of(reading: SidesRead, side: int, like_first: Mapping[str, np.ndarray]) -> Roots:

@@ -15,8 +15,8 @@ from jax import Array
 from numpyro import handlers
 from numpyro.distributions import biject_to
 
+from ....compilation.content import array_key
 from ...errors import ModelStructureError
-from ...program.captured import array_key
 from ...program.program import make_program
 from ...program.run_compiled import run_compiled
 from ..priors import innovation_shape, is_unweighted, mask_of, unwrap

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
+from ....compilation.content import dtype_name
 from ....compilation.pytree import PyTree
 from ....compilation.store import Found, shared
 from ...errors import ModelStructureError
-from ...program.captured import Fingerprint, dtype_name
+from ...program.captured import Fingerprint
 from ...program.program import Program, make_program
 from ...program.run_compiled import as_function, run_traced
 from .messages import Message
@@ -197,8 +198,7 @@ class Recording:
         self.sites = dict(sites)
         self.data = program.data
         self._literals = frozenset(p for p, number in enumerate(program.constants) if number in program.literals)
-        program.release()
-        self._program = program
+        self._program = program.with_data(())
         self._families = tuple(families)
         self.key: Fingerprint | None = None
         self._written: Fingerprint | None = None
@@ -258,8 +258,7 @@ class Recording:
             own = tuple(None if o is not None else d for o, d in zip(origins, program.data, strict=True))
             pairs = zip(program.constants, origins, strict=True)
             program.literals |= {n for n, o in pairs if o is not None and o in self._literals}
-            program.release()
-            return _Derived(program, output, origins, own, self._families)
+            return _Derived(program.with_data(()), output, origins, own, self._families)
 
         if self.key is None:
             found = make()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....compilation.content import ByContent
 from ....linalg.frozen_pytree import frozen_pytree
 from ....linalg.operators.operator import LinearOperator
 from ..degrees import Degree, Degrees
@@ -28,7 +29,7 @@ class OperatorMap(NamedTuple):
     offset: Array
 
 
-class AffineValues:
+class AffineValues(ByContent):
     """Selected elements of affine values of a program, one after another, as functions of the flat unknowns.
 
     :param program: the traced model.
@@ -36,7 +37,8 @@ class AffineValues:
     :param field: input value and size of each field site, in the order of the columns.
     :param parts: for each part a value, a value to subtract from it, and the flat indices of the elements to take of
         the difference (None for all).
-    :param key: values of equal keys are the same functions; operators made of them share compiled functions.
+
+    Equal ones are the same functions, and operators made of them share compiled functions.
     """
 
     def __init__(
@@ -45,7 +47,6 @@ class AffineValues:
         degrees: Degrees,
         field: Mapping[str, tuple[int, int]],
         parts: Sequence[tuple[Atom, Atom | None, np.ndarray | None]],
-        key: Hashable,
     ):
         self.program = program
         self.inputs = tuple(field.values())
@@ -54,13 +55,6 @@ class AffineValues:
         sizes = [_size(program, plus) if rows is None else len(rows) for plus, _, rows in self.parts]
         self.num_rows = sum(sizes)
         self.known = self._known(degrees)
-        self._key = key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AffineValues) and self._key == other._key
 
     def _known(self, degrees: Degrees) -> tuple[int, ...]:
         """Values that do not depend on the unknowns and from which the parts follow by affine operations alone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from scipy.sparse.csgraph import connected_components
 
+from ....compilation.content import ByContent
 from ....linalg.gaussian.design import DenseDesign, Design, OperatorRows, SparseRows
 from ....linalg.gaussian.spaces.banded_space import known_bandwidth
 from ....linalg.padding import places_within
@@ -60,7 +61,7 @@ class RowIndices(NamedTuple):
     """Colour of every entry, shape ``(num_rows, k)``."""
 
 
-class AffineRows:
+class AffineRows(ByContent):
     """Selected elements of affine values, as ``design @ e + offset`` of the flat unknowns ``e``.
 
     The columns that a row may touch follow from the program; their coefficients are directional derivatives along as
@@ -103,16 +104,12 @@ class AffineRows:
             self._has_padding = not self.indices.is_entry.all()
             self.bandwidth = known_bandwidth(int(np.max(np.ptp(columns, axis=1), initial=0)), self.num_columns)
 
-    @property
-    def key(self) -> Hashable:
-        """Equal for rows of the same program that make the same function of numbers and indices."""
-        parts = tuple((atoms, rows.shape, rows.tobytes()) for atoms, rows in self.parts)
-        static = (self.costs, self.width, self.is_dense, self._colouring, self.bandwidth, self._has_padding)
-        return (self.num_rows, self.num_columns, static, parts)
-
-    def skeleton(self) -> AffineRows:
+    def without_data(self) -> AffineRows:
         """These rows without what was looked up in the data."""
+        if self.pattern is None and self.indices is None:
+            return self
         out = copy.copy(self)
+        vars(out).pop("content_key", None)
         out.pattern, out.indices = None, None
         return out
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....compilation.content import ByContent
 from ....linalg.gaussian.design import SparseRows
 from .affine_rows import AffineRows, Colouring, RowIndices, entries_by_colour, find_indices
 from .selected import SelectedDependence
@@ -29,7 +30,7 @@ class ChosenIndices(NamedTuple):
     """The entries of the rows among these."""
 
 
-class ChosenRows:
+class ChosenRows(ByContent):
     """Elements of a value that is affine in the unknowns; equal ones make the same function of numbers and indices.
 
     :param AffineRows rows: other rows of the same unknowns.
@@ -38,7 +39,7 @@ class ChosenRows:
     """
 
     def __init__(self, rows: AffineRows, atom: int, colouring: Colouring):
-        self._rows, self._key = rows.skeleton(), (atom, colouring)
+        self._rows, self._atom, self._colouring = rows.without_data(), atom, colouring
 
     @classmethod
     def build(cls, rows: AffineRows, atom: int, elements: np.ndarray) -> tuple[ChosenRows, ChosenIndices]:
@@ -54,21 +55,15 @@ class ChosenRows:
         places = np.minimum(np.searchsorted(used, indices.columns), len(used) - 1).astype(np.int32)
         return cls(rows, atom, colouring), ChosenIndices(elements.astype(np.int32), indices, used, places)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ChosenRows) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
     def design(self, env: Mapping[int, object], indices: ChosenIndices) -> tuple[SparseRows, Array]:
         """Design and offset at the given hyperparameters and data."""
-        rows, (atom, colouring) = self._rows, self._key
+        rows = self._rows
 
         def chosen(e: Array) -> Array:
-            return rows.elements(atom, jnp.asarray(indices.elements), e, env)
+            return rows.elements(self._atom, jnp.asarray(indices.elements), e, env)
 
         zero = jnp.zeros((rows.num_columns,), jnp.result_type(float))
         offset, push = jax.linearize(chosen, zero)
-        values = entries_by_colour(push, indices.rows, colouring, zero.dtype, is_large=True)
+        values = entries_by_colour(push, indices.rows, self._colouring, zero.dtype, is_large=True)
         values = jnp.where(indices.rows.is_entry, values, 0.0)
         return SparseRows(jnp.asarray(indices.rows.columns), values, rows.num_columns), offset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -59,6 +59,11 @@ class TimeBlocks:
         digest = hashlib.blake2b(repr(self.program.fingerprint()).encode(), digest_size=16)
         digest.update(self.columns.tobytes() + self.shared.tobytes())
         self.key = digest.hexdigest()
+
+    @property
+    def content_key(self) -> str:
+        """Key, by which blocks are compared."""
+        return self.key
 
     @property
     def num_states(self) -> int:
@@ -176,13 +181,7 @@ class StateRows:
         found = dependence(blocks.program, blocks.seeds(), {}, atoms_of(parts))
         return cls(blocks, parts, blocks.blocks_of(rows_of_pattern(blocks.program, found, parts)))
 
-    @property
-    def key(self) -> Hashable:
-        """Equal for rows of the same program that make the same function of numbers."""
-        parts = tuple((atoms, rows.shape, rows.tobytes()) for atoms, rows in self.parts)
-        return (self.num_rows, self.blocks.key, self.rows.tobytes(), parts)
-
-    def skeleton(self) -> StateRows:
+    def without_data(self) -> StateRows:
         """These rows: what was looked up in the data is a part of them, so that other steps are other programs."""
         return self
 

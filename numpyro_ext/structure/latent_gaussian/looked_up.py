@@ -1,0 +1,25 @@
+"""Indices that are looked up in the data when a model is read as latent Gaussian, and stand beside it in a form."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...linalg.gaussian.sparse_layout import SparseLayout
+from ..program.rows.affine_rows import RowIndices
+from .border import BorderIndices
+from .touched import TouchedIndices
+
+__all__ = ["LookedUp"]
+
+
+class LookedUp(NamedTuple):
+    """Indices that were looked up in the data: arrays beside it, so that other indices run the same programs."""
+
+    rows: RowIndices | None
+    maps: dict[str, RowIndices | None]
+    blocks: tuple[np.ndarray, np.ndarray]
+    border: BorderIndices | None
+    touched: TouchedIndices | None
+    layout: SparseLayout | None
