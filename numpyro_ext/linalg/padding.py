@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-__all__ = ["cheapest_levels", "padded_groups", "places_within", "rounded_up"]
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+__all__ = ["cheapest_levels", "chunked", "padded_groups", "places_within", "rounded_up"]
 
 
 def rounded_up(number: int, digits: int = 4) -> int:
@@ -20,6 +24,22 @@ def rounded_up(number: int, digits: int = 4) -> int:
     """
     step = 1 << max(int(number).bit_length() - digits, 0)
     return -(-int(number) // step) * step
+
+
+def chunked(rows: Array, num_chunks: int, length: int, **fill: Any) -> Array:
+    """Rows in chunks of one length, the last of which is filled up, by zeros if nothing else is said.
+
+    :param rows: shape ``(n, ...)``.
+    :param int num_chunks: as many as hold all rows.
+    :param fill: options of ``jnp.pad``, such as ``mode="edge"`` for copies of the last row.
+    :return: shape ``(num_chunks, length, ...)``.
+
+    >>> print(chunked(jnp.arange(5), 2, 3))
+    [[0 1 2]
+     [3 4 0]]
+    """
+    padding = [(0, num_chunks * length - rows.shape[0])] + [(0, 0)] * (rows.ndim - 1)
+    return jnp.pad(rows, padding, **fill).reshape(num_chunks, length, *rows.shape[1:])
 
 
 def places_within(label: np.ndarray, num_groups: int) -> np.ndarray:

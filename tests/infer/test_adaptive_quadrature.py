@@ -20,11 +20,11 @@ from numpyro_ext.compilation import store
 from numpyro_ext.infer import AdaptiveQuadrature, Quadrature
 from numpyro_ext.infer.gaussian.algorithms.nodes import column_sums
 from numpyro_ext.infer.gaussian.algorithms.nodes.shared_columns import SharedColumns
-from numpyro_ext.infer.gaussian.fitting import costs, fitting_programs
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError
 from tests.compilations import compiled_programs
 from tests.monte_carlo import NUM_ERRORS
+from tests.readings import with_fit_costs
 
 _NUM_PEOPLE, _NUM_ITEMS = 12, 4
 
@@ -169,7 +169,7 @@ def test_the_gradient_is_that_of_the_evidence(regression):
     np.testing.assert_allclose(found[1], slope, atol=1e-9)
 
 
-def test_sums_over_blocks_are_the_same_in_chunks(monkeypatch):
+def test_sums_over_blocks_are_the_same_in_chunks():
     """Thirteen blocks of two families with gaps, of which the last of three chunks has two that are padding."""
     generator, (blocks, nodes) = np.random.default_rng(4), (13, jnp.linspace(-8.0, 8.0, 9))
     tables = tuple(jax.nn.log_softmax(generator.normal(size=shape), axis=0) for shape in ((2, 3, 9), (4, 2, 9)))
@@ -177,25 +177,22 @@ def test_sums_over_blocks_are_the_same_in_chunks(monkeypatch):
     observed = tuple(jnp.asarray(generator.random(label.shape) < 0.7) for label in labels)
     some = column_sums.Blocks(labels, observed, generator.normal(size=blocks), generator.gamma(2.0, size=blocks))
 
-    def both():
-        sums = column_sums.log_sums(tables, some, nodes, jnp.log(2.0), (1, 2))
-        return sums, column_sums.expected(tables, some, nodes, jnp.log(2.0))
+    def both(**options):
+        sums = column_sums.log_sums(tables, some, nodes, jnp.log(2.0), (1, 2), **options)
+        return sums, column_sums.expected(tables, some, nodes, jnp.log(2.0), **options)
 
-    whole = both()
-    monkeypatch.setattr(column_sums, "_LARGEST_CHUNK", 5 * nodes.size)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), both(), whole)
+    whole, in_chunks = both(), both(largest_chunk=5 * nodes.size)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), in_chunks, whole)
     np.testing.assert_allclose(whole[0][:, 0], whole[1][0], rtol=1e-12)
     # every answer is one of the outcomes at one of the nodes
     assert float(sum(jnp.sum(n) for n in whole[1][1].answers)) == pytest.approx(float(sum(map(jnp.sum, observed))))
 
 
 @pytest.mark.thorough
-def test_a_search_whose_evaluations_are_programs_of_their_own_is_the_same(monkeypatch):
+def test_a_search_whose_evaluations_are_programs_of_their_own_is_the_same():
     def fitted(most):
-        monkeypatch.setattr(fitting_programs, "_MOST_QUICK_NUMBERS", most)
-        monkeypatch.setattr(costs, "_MOST_SMALL_ROWS", 0)
-        store.clear()
-        engine = AdaptiveQuadrature(two_parameter_logistic)
+        kind = with_fit_costs(AdaptiveQuadrature, most_quick_numbers=most, most_small_rows=0)
+        engine = kind(two_parameter_logistic)
         engine.run(jax.random.key(0), _answers())
         assert engine._run.programs._evaluates_apart is (most == 0)
         assert engine.diagnostics.converged

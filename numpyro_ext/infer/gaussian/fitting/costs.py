@@ -9,9 +9,9 @@ from ....structure import LatentGaussian
 
 __all__ = ["FIT_COSTS", "FitCosts", "is_small"]
 
-_MOST_SMALL_ROWS, _MOST_SMALL_NUMBERS, _FEW_FAMILIES = 500, 20_000, 4
-"""Sizes that fit in a tenth of a second; more rows where there are more families of factors than a few, as the
-compiler takes longer for the sites of each than they take to run."""
+_MOST_SMALL_NUMBERS, _FEW_FAMILIES = 20_000, 4
+"""Numbers that fit in a tenth of a second, and families of factors from which more rows do, as the compiler takes
+longer for the sites of each than they take to run."""
 
 
 class FitCosts(NamedTuple):
@@ -21,6 +21,11 @@ class FitCosts(NamedTuple):
     """Rows times hyperparameters from which curvatures come from factors held at the end of a search."""
     least_measured_rows: int = 5_001
     """Rows from which a search over a few hyperparameters measures its curvature on the way: where fits are dear."""
+    most_small_rows: int = 500
+    """Rows that fit in a tenth of a second."""
+    most_quick_numbers: int = 100_000
+    """Numbers that an evaluation passes over, where it does nothing else, up to which all programs take less time than
+    their optimisation, and from which it is a program of its own."""
     most_lanes: int = 32
     """Data sets that are fitted at once."""
     least_often: int = 8
@@ -36,7 +41,7 @@ FIT_COSTS = FitCosts()
 """Thresholds of all engines."""
 
 
-def is_small(form: LatentGaussian) -> bool:
+def is_small(form: LatentGaussian, costs: FitCosts = FIT_COSTS) -> bool:
     """True if fits of such a form take a tenth of a second, whatever the compiler makes of it."""
-    most = _MOST_SMALL_ROWS * max(1.0, len(form.potentials) / _FEW_FAMILIES)
+    most = costs.most_small_rows * max(1.0, len(form.potentials) / _FEW_FAMILIES)
     return form.num_rows <= most and holds_little(form, _MOST_SMALL_NUMBERS)

@@ -23,17 +23,14 @@ from ...hyper.space import UnconstrainedSpace
 from ...hyper.stacked import at_each
 from ...hyper.visits import Visits, search_and_visit
 from ..algorithms.algorithm import Algorithm
-from .costs import FIT_COSTS, is_small
+from .costs import FIT_COSTS, FitCosts, is_small
 from .objective import Objective
 from .point_fit import PointFit
 
 __all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms"]
 
-_MOST_QUICK_NUMBERS = 100_000
-"""Numbers that an evaluation passes over, where it does nothing else, up to which all programs take less time than
-their optimisation, and from which it is a program of its own."""
 _MOST_QUICK_SCORES = 15_000
-"""Blocks times hyperparameters, up to which the same is true of second derivatives."""
+"""Blocks times hyperparameters, up to which second derivatives take less time than their optimisation."""
 _LEAST_HYPER = 8
 """Hyperparameters from which probes by the model take longer than to compile others."""
 MOST_CURVED, _MOST_LOCAL = 50, 500
@@ -59,8 +56,7 @@ class FittingPrograms(Objective):
         *,
         hyper_tol: float,
         max_iterations: int,
-        least_probes: int = FIT_COSTS.least_probes,
-        least_measured_rows: int = FIT_COSTS.least_measured_rows,
+        costs: FitCosts = FIT_COSTS,
         marginals_fn: Callable[..., object] | None = None,
         runs_often: bool = False,
         **options: Any,
@@ -70,18 +66,18 @@ class FittingPrograms(Objective):
         # One program for searches and fits is less to compile; one for fits alone is worth its optimisation.
         self._marginals_fn = marginals_fn if space.size and not runs_often else None
         form, work = reading.abstract_form, algorithm.numbers_in_evaluation(reading.abstract_form)
-        self.is_small = is_small(form) or (work is not None and work <= _MOST_QUICK_NUMBERS)
+        self.is_small = is_small(form, costs) or (work is not None and work <= costs.most_quick_numbers)
         self._evaluates_apart = work is not None and not self.is_small
 
         # Whether the curvature is left to `probe_locally`.
         num_probes, num_params = space.size * reading.abstract_form.num_rows, space.size - len(space.integrable)
         self.probes_locally = algorithm.has_local_factors and num_params <= _MOST_LOCAL
-        self.probes_locally &= space.size >= _LEAST_HYPER and num_probes >= least_probes
+        self.probes_locally &= space.size >= _LEAST_HYPER and num_probes >= costs.least_probes
         self.has_second_derivatives = algorithm.has_second_derivatives and space.size > 0
         # One hyperparameter has no metric but its own step.
         self.measures_metric = self._marginals_fn is not None and 2 <= space.size < _LEAST_HYPER
         self.measures_metric &= not self.has_second_derivatives
-        self.measures_metric &= reading.abstract_form.num_rows >= least_measured_rows
+        self.measures_metric &= reading.abstract_form.num_rows >= costs.least_measured_rows
         self.has_curvature = self.probes_locally or self.has_second_derivatives or num_params <= MOST_CURVED
 
         # Of an evaluation, by shapes and dtypes of its point and of the state that it starts from.

@@ -20,9 +20,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .....linalg.padding import chunked
+
 __all__ = ["Blocks", "Expected", "expected", "expected_log_density", "joint_log_density", "log_sums"]
 
-_LARGEST_CHUNK = 4_000_000
+LARGEST_CHUNK = 4_000_000
 """Numbers of all blocks at all nodes that are held at a time."""
 
 
@@ -68,7 +70,12 @@ def joint_log_density(tables: tuple[Array, ...], blocks: Blocks, nodes: Array) -
 
 
 def log_sums(
-    tables: tuple[Array, ...], blocks: Blocks, nodes: Array, log_step: Array, strides: tuple[int, ...]
+    tables: tuple[Array, ...],
+    blocks: Blocks,
+    nodes: Array,
+    log_step: Array,
+    strides: tuple[int, ...],
+    largest_chunk: int = LARGEST_CHUNK,
 ) -> Array:
     """Log evidence of each block by every node, every second one, ..., shape ``(B, len(strides))``.
 
@@ -77,6 +84,7 @@ def log_sums(
     :param nodes: shape ``(Q,)``, or ``(Q, D)`` on a lattice.
     :param log_step: log of the volume that each stands for.
     :param strides: distances of the nodes of each rule in the nodes; all of them only, on a lattice.
+    :param largest_chunk: values at nodes that are in memory at once.
     """
 
     def of(some: Blocks, weight: Array | None) -> tuple[Array, tuple[()]]:
@@ -84,11 +92,13 @@ def log_sums(
         sums = [jax.nn.logsumexp(terms[:, ::stride], axis=1) + math.log(stride) for stride in strides]
         return jnp.stack(sums, axis=1) + log_step, ()
 
-    found: Array = _in_chunks(jax.checkpoint(of), blocks, len(nodes))[0]
+    found: Array = _in_chunks(jax.checkpoint(of), blocks, len(nodes), largest_chunk)[0]
     return found
 
 
-def expected(tables: tuple[Array, ...], blocks: Blocks, nodes: Array, log_step: Array) -> tuple[Array, Expected]:
+def expected(
+    tables: tuple[Array, ...], blocks: Blocks, nodes: Array, log_step: Array, largest_chunk: int = LARGEST_CHUNK
+) -> tuple[Array, Expected]:
     """Log evidence of each block, shape ``(B,)``, and what is expected of complete data; as for :func:`log_sums`."""
 
     def of(some: Blocks, weight: Array | None) -> tuple[tuple[Array, Array, Array], tuple[Any, Any]]:
@@ -109,7 +119,7 @@ def expected(tables: tuple[Array, ...], blocks: Blocks, nodes: Array, log_step: 
                 answers.append(some.observed[k].astype(masses.dtype).T @ masses)
         return of_each, (tuple(outcomes), tuple(answers))
 
-    (log_evidence, first, second), (outcomes, answers) = _in_chunks(of, blocks, len(nodes))
+    (log_evidence, first, second), (outcomes, answers) = _in_chunks(of, blocks, len(nodes), largest_chunk)
     return log_evidence, Expected(outcomes, answers, first, second)
 
 
@@ -147,21 +157,16 @@ def _differences(table: Array) -> Array:
 
 
 def _in_chunks(
-    function: Callable[[Blocks, Array | None], tuple[Any, Any]], blocks: Blocks, num_nodes: int
+    function: Callable[[Blocks, Array | None], tuple[Any, Any]], blocks: Blocks, num_nodes: int, largest_chunk: int
 ) -> tuple[Any, Any]:
     """A function of some blocks and their weights: what it finds of each, and sums over all blocks."""
-    size, number = blocks.shift.shape[0], max(1, _LARGEST_CHUNK // num_nodes)
+    size, number = blocks.shift.shape[0], max(1, largest_chunk // num_nodes)
     if size <= number:
         return function(blocks, None)
     num_chunks = -(-size // number)
     length = -(-size // num_chunks)
-
-    def in_chunks(array: Array, **options: Any) -> Array:
-        padding = [(0, num_chunks * length - size)] + [(0, 0)] * (array.ndim - 1)
-        return jnp.pad(array, padding, **options).reshape(num_chunks, length, *array.shape[1:])
-
-    weights = in_chunks(jnp.ones((size,), blocks.shift.dtype))  # of padding zero
-    parts = jax.tree.map(lambda array: in_chunks(array, mode="edge"), blocks)
+    weights = chunked(jnp.ones((size,), blocks.shift.dtype), num_chunks, length)  # of padding zero
+    parts = jax.tree.map(lambda array: chunked(array, num_chunks, length, mode="edge"), blocks)
     of_each, sums = lax.map(lambda part: function(*part), (parts, weights))
     of_each = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:])[:size], of_each)
     return of_each, jax.tree.map(lambda array: jnp.sum(array, axis=0), sums)
