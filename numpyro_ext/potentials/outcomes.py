@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 
 from .base import Potential
 
-__all__ = ["log_predictive_probabilities", "log_probabilities", "num_outcomes", "with_outcome"]
+__all__ = ["log_predictive_probabilities", "log_probabilities", "num_outcomes", "of_column", "with_outcome"]
 
 _Factors = TypeVar("_Factors", bound=Potential)
 
@@ -45,6 +45,14 @@ def with_outcome(potential: _Factors, value: ArrayLike) -> _Factors:
     new = jnp.asarray(value, old.dtype)
     values = {known.field: jnp.broadcast_to(new, jnp.broadcast_shapes(new.shape, old.shape))}
     return dataclasses.replace(potential, **values)  # type: ignore[type-var]  # as every potential is one
+
+
+def of_column(potential: _Factors, column: int | Array, num_columns: int) -> _Factors:
+    """The factors of one column of a table, given those of all, whose leaves have one column where all are alike.
+
+    :param num_columns: of the table.
+    """
+    return jax.tree.map(lambda leaf: leaf[:, column] if leaf.shape[1] == num_columns else leaf[:, 0], potential)
 
 
 def num_outcomes(potential: Potential, mean: ArrayLike, variance: ArrayLike, weights: ArrayLike) -> int | None:

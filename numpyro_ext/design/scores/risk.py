@@ -15,7 +15,7 @@ from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.run import GaussianRun
 from ...linalg.padding import rounded_up
 from ...potentials import Potential
-from ...potentials.outcomes import log_predictive_probabilities, num_outcomes, with_outcome
+from ...potentials.outcomes import log_predictive_probabilities, num_outcomes, of_column, with_outcome
 from ..outcomes.outlooks import GaussianOutlook
 from ..outcomes.pool import Pool
 
@@ -213,11 +213,8 @@ def _one_step(
     their covariance."""
 
     def at(candidate: Array) -> Array:
-        def cut(leaf: Array) -> Array:
-            return leaf[:, candidate] if leaf.shape[1] == mean.shape[1] else leaf[:, 0]
-
         def told(outcome: Array) -> tuple[Array, Array, Array]:
-            factor = jax.tree.map(cut, with_outcome(potential, outcome))
+            factor = of_column(with_outcome(potential, outcome), candidate, mean.shape[1])
             moments = factor.tilted_moments(mean[:, candidate], variance[:, candidate])
             slope = covariances[:, :, candidate] / variance[:, candidate, None]
             moved = mean + slope * (moments.mean - mean[:, candidate])[:, None]

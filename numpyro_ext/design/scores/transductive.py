@@ -12,7 +12,7 @@ from jax import Array
 
 from ...infer.front.options import check_one_of
 from ...potentials import GaussianPotential, Potential
-from ...potentials.outcomes import num_outcomes, with_outcome
+from ...potentials.outcomes import num_outcomes, of_column, with_outcome
 from ..outcomes.outlooks import GaussianOutlook
 from ..selection.joint import JointPredictors, joint_predictors
 
@@ -224,11 +224,7 @@ def _falls_of(
 
     def at(inputs: tuple[Array, ...]) -> Array:
         k, mean_at, variance_at, cross_at = inputs
-
-        def cut(leaf: Array) -> Array:
-            return leaf[:, k] if leaf.shape[1] == mean.shape[1] else leaf[:, 0]
-
-        mass, log_joint, slope = outcomes(jax.tree.map(cut, potential), mean_at, variance_at)
+        mass, log_joint, slope = outcomes(of_column(potential, k, mean.shape[1]), mean_at, variance_at)
         log_total = jax.nn.logsumexp(log_joint, axis=1, keepdims=True)
         share = jnp.exp(log_joint - jnp.where(jnp.isfinite(log_total), log_total, 0.0))
         features = jnp.sqrt(mass)[:, None] * jnp.concatenate([share, share * slope], axis=1)

@@ -61,13 +61,15 @@ class Contestant(ABC):
     def __init__(self, name: str, engine: Any) -> None:
         self.name, self.engine = name, engine
 
-    @abstractmethod
     def run(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run until draws are there."""
+        self.engine.run(rng_key, *args, **kwargs)
+        jax.block_until_ready(self.engine.get_samples())
 
-    @abstractmethod
     def draws(self) -> dict[str, Array]:
         """Draws of the sites, ``(num_samples, ...)`` each."""
+        found: dict[str, Array] = self.engine.get_samples()
+        return found
 
     @abstractmethod
     def judge(self, rng_key: Array) -> None:
@@ -86,13 +88,6 @@ def moments_of(draws: Mapping[str, object]) -> Moments:
 
 class Fitted(Contestant):
     """An engine of this package."""
-
-    def run(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.engine.run(rng_key, *args, **kwargs)
-        jax.block_until_ready(self.engine.get_samples())
-
-    def draws(self) -> dict[str, Array]:
-        return self.engine.get_samples()
 
     def judge(self, rng_key: Array) -> None:
         found, value = self.engine.diagnostics, self.engine.log_evidence
@@ -113,13 +108,6 @@ class Particles(Contestant):
 
     engine: SMC
 
-    def run(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.engine.run(rng_key, *args, **kwargs)
-        jax.block_until_ready(self.engine.get_samples())
-
-    def draws(self) -> dict[str, Array]:
-        return self.engine.get_samples()
-
     def judge(self, rng_key: Array) -> None:
         found = self.engine.diagnostics
         self.has_converged, self.notes = found.converged, found.messages
@@ -134,9 +122,6 @@ class Chain(Contestant):
     def run(self, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.engine.run(rng_key, *args, extra_fields=("diverging",), **kwargs)
         jax.block_until_ready(self.engine.get_samples())
-
-    def draws(self) -> dict[str, Array]:
-        return self.engine.get_samples()
 
     def judge(self, rng_key: Array) -> None:
         chains = _real_chains(self.engine)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ...display import shown
+from ...linalg.padding import chunked
 from ...potentials import Potential, VectorPotential
 
 __all__ = [
@@ -248,10 +249,7 @@ def map_chunks(
     leaves, structure = jax.tree.flatten(rows.potentials)
     is_own = [jnp.ndim(leaf) >= 2 and leaf.shape[0] == size for leaf in leaves]
 
-    def cut(x: Array, **fill: Any) -> Array:
-        padding = [(0, num_chunks * chunk_size - size)] + [(0, 0)] * (x.ndim - 1)
-        return jnp.pad(x, padding, **fill).reshape(num_chunks, chunk_size, *x.shape[1:])
-
+    cut = partial(chunked, num_chunks=num_chunks, length=chunk_size)
     own = [cut(leaf, mode="edge") for leaf, mine in zip(leaves, is_own, strict=True) if mine]
     observed, weights = jax.tree.map(cut, (rows.observed, rows.weights))
     is_shared = posteriors.pattern is not None

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 from numpy.polynomial import Polynomial, polynomial
 
-from ..integrals.normal import truncated_normal
+from ..integrals.normal import horner, truncated_normal
 from ..integrals.stirling import stirling_error
 
 __all__ = ["HalfLineMoments", "half_line_cumulants", "half_line_moments"]
@@ -91,19 +91,12 @@ def _series_coefficients(num_terms: int) -> tuple[list[list[float]], ...]:
     return tuple([[float(c) for c in each] for each in table] for table in (p[:num_terms], d, regular, polar))
 
 
-def _horner(coefficients: list[float], x: Array) -> Array:
-    total = jnp.full_like(x, coefficients[-1])
-    for c in coefficients[-2::-1]:
-        total = total * x + c
-    return total
-
-
 def _sum_series(polynomials: list[list[float]], q: Array, w: Array, stride: int = 1) -> Array:
     """Sum of ``polynomials[i](q) * w^(1 + i * stride)``."""
     power = w if stride == 1 else w**stride
-    total = _horner(polynomials[-1], q)
+    total = horner(polynomials[-1], q)
     for coefficients in polynomials[-2::-1]:
-        total = _horner(coefficients, q) + power * total
+        total = horner(coefficients, q) + power * total
     return w * total
 
 

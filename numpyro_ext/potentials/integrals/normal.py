@@ -9,6 +9,7 @@ Computation* 36, 249-253, for the error function) give both to full relative acc
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["TruncatedNormal", "erfcx", "inverse_mills_ratio", "log_ndtr", "truncated_normal"]
+__all__ = ["TruncatedNormal", "erfcx", "horner", "inverse_mills_ratio", "log_ndtr", "truncated_normal"]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -100,7 +101,8 @@ class TruncatedNormal(NamedTuple):
     """One minus the variance, ``ratio * mean``."""
 
 
-def _polynomial(coefficients: tuple[float, ...], t: Array) -> Array:
+def horner(coefficients: Sequence[float], t: Array) -> Array:
+    """A polynomial by Horner's rule, from the constant coefficient on."""
     total = jnp.full_like(t, coefficients[-1])
     for c in coefficients[-2::-1]:
         total = total * t + c
@@ -112,8 +114,8 @@ def _excess(a: Array) -> tuple[Array, Array]:
     # Written without a - 7/2, so that infinity gives one and not nan.
     t = 1.0 - 7.0 / (a + 3.5)
     inverse = 1.0 / (a + 1.25)
-    mean = inverse * _polynomial(_MEAN_COEFFICIENTS, t)
-    variance = inverse * inverse * _polynomial(_VARIANCE_COEFFICIENTS, t)
+    mean = inverse * horner(_MEAN_COEFFICIENTS, t)
+    variance = inverse * inverse * horner(_VARIANCE_COEFFICIENTS, t)
     # Keeps XLA from evaluating the polynomials once more for every result that uses them.
     return jax.lax.optimization_barrier((mean, variance))
 

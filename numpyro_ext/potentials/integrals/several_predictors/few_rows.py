@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ....linalg.in_range import rows_of
+from ....linalg.padding import chunked
 
 __all__ = ["for_few_rows"]
 
@@ -42,7 +43,7 @@ def for_few_rows(rule: Callable[[Array], _Result], is_needed: Array, found: _Res
             return chosen(rule(jnp.arange(number)), found, is_needed)
         order = jnp.argsort(~is_needed)  # those that need it first
         # the last batch is filled up with its last row
-        batches = jnp.pad(order, (0, num_batches * size - number), mode="edge").reshape(num_batches, size)
+        batches = chunked(order, num_batches, size, mode="edge")
 
         def of_batch(rows: Array) -> _Result:
             held, needs = rows_of((found, is_needed), rows)

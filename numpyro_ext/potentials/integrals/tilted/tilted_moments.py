@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ....linalg.padding import chunked
 from ...moments import LogFactor, TiltedMoments
 from .even_nodes import NUM_NODES, even_nodes, few_nodes, mode_and_width
 from .tilted_site import with_site
@@ -148,16 +149,17 @@ def in_chunks(function: Callable[..., TiltedMoments], potential: LogFactor, *arr
     if len(shape) != 1 or not is_whole or jax.default_backend() != "cpu":
         return of_chunk(potential, *arrays)
     num_chunks = -(-shape[0] // _CHUNK)
-
-    def cut(x: ArrayLike) -> Array:
-        return jnp.pad(jnp.asarray(x), (0, num_chunks * _CHUNK - shape[0]), mode="edge").reshape(num_chunks, _CHUNK)
+    cut = functools.partial(chunked, num_chunks=num_chunks, length=_CHUNK, mode="edge")
 
     def one(chunk: tuple[list[Array], list[Array]]) -> TiltedMoments:
         own = iter(chunk[0])
         parts = [next(own) if split else leaf for leaf, split in zip(leaves, is_split, strict=True)]
         return of_chunk(jax.tree.unflatten(structure, parts), *chunk[1])
 
-    pieces = [cut(leaf) for leaf, split in zip(leaves, is_split, strict=True) if split], [cut(x) for x in arrays]
+    pieces = (
+        [cut(jnp.asarray(leaf)) for leaf, split in zip(leaves, is_split, strict=True) if split],
+        [cut(x) for x in arrays],
+    )
     return jax.tree.map(lambda x: x.reshape(-1)[: shape[0]], jax.lax.map(one, pieces))
 
 
