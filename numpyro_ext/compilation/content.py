@@ -112,6 +112,8 @@ def content_of(value: Any) -> Hashable:
         return kind, content_of(value.func), content_of(value.args), content_of(value.keywords)
     if isinstance(value, slice):
         return kind, value.start, value.stop, value.step
+    if isinstance(value, jax.tree_util.PyTreeDef):  # NumPyro's distributions keep arrays beside their leaves
+        return kind, content_of(value.node_data()), tuple(map(content_of, value.children()))
     if hasattr(kind, "content_key"):
         return kind, value.content_key
     if dataclasses.is_dataclass(value):
@@ -122,7 +124,7 @@ def content_of(value: Any) -> Hashable:
             return kind, content_of(tree), tuple(map(content_of, leaves))
         if hasattr(value, "__dict__") and not callable(value):
             return kind, _of_attributes(value)
-    return value if _has_hash(value) else (kind, str(value))
+    return value if _has_hash(value) else _Same(value)
 
 
 def shapes_of(tree: Any) -> Any:
@@ -155,6 +157,19 @@ def _of_attributes(value: object) -> Hashable:
 def _has_hash(value: object) -> bool:
     try:
         hash(value)
-    except TypeError:  # of a distribution's tree, say, which keeps more than arrays
+    except TypeError:
         return False
     return True
+
+
+class _Same:
+    """An object that is equal to nothing but itself, as nobody knows what it holds."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)

@@ -76,6 +76,30 @@ def test_content_is_all_that_is_held():
         assert content_of(one) != content_of(other), (one, other)
 
 
+@jax.tree_util.register_pytree_node_class
+class Tabulated:
+    """A tree that keeps an array beside its leaves, as distributions do."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def tree_flatten(self):
+        return (), self.table
+
+    @classmethod
+    def tree_unflatten(cls, table, leaves):
+        return cls(table)
+
+
+def test_arrays_beside_the_leaves_of_a_tree_are_compared_by_all_their_numbers():
+    table = np.zeros(5000)
+    one, same, other = (
+        jax.tree.structure([Tabulated(np.where(np.arange(5000) == at, 1.0, table))]) for at in (9, 9, 2500)
+    )
+    assert str(one) == str(other)  # which shows the first and last few
+    assert content_of(one) == content_of(same) != content_of(other)
+
+
 def test_shapes_are_those_that_a_compiled_function_sees():
     tree = {"a": np.zeros((2, 3), np.float32), "b": 1.0, "c": jax.random.key(0)}
     assert shapes_of(tree) == jax.eval_shape(lambda: tree)
