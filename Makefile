@@ -104,9 +104,9 @@ else
 endif
 
 scoreboard: $(VENV)/.test ## engines beside reference draws and known truth: measures what is missing, writes docs/scoreboard.md
-	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.simulations_table
-	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.park_table
-	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.scoreboard
+	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.scores.simulations
+	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.scores.park
+	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.scores.scoreboard
 
 clean: ## remove the environments and caches
 	rm -rf $(VENV) $(NEWEST) $(OLDEST) .compiled build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks

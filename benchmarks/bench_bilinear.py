@@ -21,10 +21,9 @@ from numpyro_ext.linalg.cholesky import cholesky, cholesky_inverse
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.structure.bilinear.form import Bilinear, CoupledSide, GaussianSide, order_cells
 
-from .bilinear_once import RANK, Counts, make_counts, make_form
-from .compilation import Compiled, compile_function
-from .own_process import in_own_process
-from .results_table import at_most
+from .harness import at_most, compile_function, in_own_process
+from .harness.compilation import Compiled
+from .matrices.bilinear_once import RANK, Counts, make_counts, make_form
 
 NUM_ROWS, NUM_COLUMNS, NUM_CELLS = 2000, 1000, 538_423
 
@@ -202,7 +201,7 @@ def test_growth(what, race, results, company):
 
 def _run_once(*arguments: str, num_devices: int = 1) -> dict[str, Any]:
     flags = f"--xla_force_host_platform_device_count={num_devices}"
-    return in_own_process("bilinear_once", *arguments, environment={"XLA_FLAGS": flags})
+    return in_own_process("matrices.bilinear_once", *arguments, environment={"XLA_FLAGS": flags})
 
 
 def test_ten_million_cells(results, company):

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from .cold_once import ENGINES, NUM_SAMPLES, NUM_SVI_STEPS, NUM_WARMUP, PEERS, PROBLEMS, has_fits
-from .own_process import in_own_process
-from .results_table import at_most
+from .harness import at_most, in_own_process
+from .runs.cold_once import ENGINES, NUM_SAMPLES, NUM_SVI_STEPS, NUM_WARMUP, PEERS, PROBLEMS, has_fits
 
 FIRST = {"few-rows": 2.0, "random-intercepts": 5.0}
 """Of EP; of the others what the Laplace engine took before."""
@@ -24,7 +23,7 @@ NAMES = {
 
 
 def cold(engine: str, problem: str, *options: str) -> dict[str, Any]:
-    return in_own_process("cold_once", engine, problem, *options)
+    return in_own_process("runs.cold_once", engine, problem, *options)
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,7 @@ from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure import read_latent_gaussian
 
 from .bench_ranking import read_preferences
-from .compilation import compile_function, compile_sweep
-from .results_table import at_most
+from .harness import at_most, compile_function, compile_sweep
 
 NUM_TEAMS, NUM_CONTESTS = 1000, 100_000
 

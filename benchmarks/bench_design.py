@@ -21,7 +21,7 @@ from numpyro_ext.infer import EP
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information
 
-from .results_table import at_most
+from .harness import at_most
 
 _FIRST, _LAST, _SLOTS = 21, 100, 128
 

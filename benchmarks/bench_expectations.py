@@ -12,7 +12,7 @@ from jax import Array
 
 from numpyro_ext.potentials import LogitPotential, ProbitPotential, StudentTPotential, logistic_bound
 
-from .compilation import compile_function
+from .harness import compile_function
 
 NUM_SITES = 10**5
 

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .fit_once import NUM_SAMPLES, NUM_WARMUP, PROBLEMS
-from .own_process import in_own_process
-from .results_table import at_least
+from .harness import at_least, in_own_process
+from .runs.fit_once import NUM_SAMPLES, NUM_WARMUP, PROBLEMS
 
 
 def fit(engine: str, problem: str, num_samples: int = NUM_SAMPLES) -> dict[str, Any]:
-    return in_own_process("fit_once", engine, problem, f"--num-samples={num_samples}")
+    return in_own_process("runs.fit_once", engine, problem, f"--num-samples={num_samples}")
 
 
 def error_bound(ep: dict[str, Any], reference: dict[str, Any]) -> float:

@@ -13,8 +13,7 @@ from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from numpyro_ext.potentials import ProbitPotential, RectifiedLinearPoissonPotential
 from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
-from .compilation import compile_function, compile_sweep
-from .results_table import at_most
+from .harness import at_most, compile_function, compile_sweep
 
 SIZES = (500, 1000, 2000)
 

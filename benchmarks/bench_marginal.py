@@ -20,7 +20,7 @@ from numpyro.infer import MCMC, NUTS, init_to_median
 from numpyro_ext.infer import EP, LaplaceApproximation, marginalize
 from tests.gallery import MODELS
 
-from .results_table import at_least, at_most
+from .harness import at_least, at_most
 
 NUM_WARMUP, NUM_SAMPLES = 1000, 2000
 REFERENCE_CHAINS, NUM_REFERENCE = 2, 10_000

@@ -14,7 +14,7 @@ import pytest
 
 from numpyro_ext.infer import EP, LaplaceApproximation
 
-from .results_table import at_most
+from .harness import at_most
 
 NUM_GROUPS = 300
 

@@ -27,8 +27,7 @@ from numpyro_ext.linalg.cholesky import cholesky, inverse_lower
 from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.structure import read_latent_gaussian
 
-from .results_table import at_least, at_most
-from .stopwatch import shortest
+from .harness import at_least, at_most, shortest
 
 RANK, LENGTH = 10, 20
 SWEEPS_AT_ONCE, MAX_SWEEPS = 5, 100

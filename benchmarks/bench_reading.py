@@ -22,7 +22,7 @@ from numpyro_ext.infer import EP, LaplaceApproximation, cross_validate
 from numpyro_ext.infer.gaussian import engine as gaussian_engine
 from numpyro_ext.structure.model import search
 
-from .results_table import Row, at_most
+from .harness import Row, at_most
 
 KEY, RUNS, ROUNDS, FOLDS = random.key(0), 10, 5, 20
 

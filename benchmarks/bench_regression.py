@@ -19,8 +19,7 @@ from numpyro_ext.linalg.gaussian.spaces.border_space import Border
 from numpyro_ext.potentials import LogitPotential, PoissonExpPotential, ProbitPotential
 from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
-from .compilation import compile_function, compile_sweep
-from .results_table import at_most
+from .harness import at_most, compile_function, compile_sweep
 
 NUM_ROWS, NUM_COLUMNS = 10**5, 20
 NUM_NEWTON_STEPS = 6

@@ -12,7 +12,7 @@ from numpyro_ext.sequences import Bigram, EventSequences
 from numpyro_ext.sequences.factorisation import _solve, _table
 from numpyro_ext.sequences.hidden_markov import _Lanes
 
-from .results_table import at_most
+from .harness import at_most
 
 HAS_PEERS = importlib.util.find_spec("hmmlearn") is not None and importlib.util.find_spec("implicit") is not None
 

@@ -18,8 +18,7 @@ from numpyro_ext.potentials import (
 from numpyro_ext.potentials.families.positive import WeibullExpPotential
 from numpyro_ext.potentials.families.zero_inflated import ZeroInflatedPotential
 
-from .compilation import compile_function
-from .results_table import at_most
+from .harness import at_most, compile_function
 
 NUM_ROWS = 10_000
 RANDOM = np.random.default_rng(0)

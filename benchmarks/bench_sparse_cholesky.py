@@ -17,7 +17,7 @@ from scipy.sparse.linalg import splu
 
 from numpyro_ext.linalg.sparse_cholesky import SparsePattern, analysis, factorise, numeric
 
-from .results_table import at_most
+from .harness import at_most
 
 # CPU-seconds of factor and selected inverse, measured in November 2026 on a core of the same kind: of CHOLMOD through
 # sparsax 0.9, whose wheels are not installed here, and of the prototype of these fronts, which is the target.

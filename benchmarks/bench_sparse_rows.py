@@ -17,8 +17,7 @@ from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from numpyro_ext.potentials import ProbitPotential, RectifiedLinearPoissonPotential
 from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
-from .compilation import compile_function, compile_sweep
-from .results_table import at_most
+from .harness import at_most, compile_function, compile_sweep
 
 NUM_ROWS, NUM_EFFECTS = 10**5, 2000
 BLOCK_COUNTS, BLOCK_SIZE = (10**4, 10**5), 5

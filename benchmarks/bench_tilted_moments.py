@@ -12,8 +12,7 @@ from scipy import integrate
 
 from numpyro_ext.potentials.families.rectified_linear_poisson import rectified_linear_poisson_moments
 
-from .compilation import compile_function
-from .results_table import at_least, at_most
+from .harness import at_least, at_most, compile_function
 
 NUM_SITES = 10**6
 NUM_QUADRATURES = 300

@@ -24,7 +24,7 @@ from numpyro_ext.models import gp_classification
 from numpyro_ext.models.gaussian_process import squared_exponential
 from numpyro_ext.potentials import GaussianPotential
 
-from .results_table import at_least
+from .harness import at_least
 
 SIZES = (500, 1000, 2000)
 HYPER = {"scale": 3.0, "length": 1.0}

@@ -13,8 +13,7 @@ import pywt
 from numpyro_ext.linalg import wavelet_transform
 from numpyro_ext.potentials import sum_product, wavelet_forest
 
-from .compilation import compile_function
-from .results_table import at_least, at_most
+from .harness import at_least, at_most, compile_function
 
 NUM_LEVELS = 5
 

@@ -21,7 +21,7 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import BilinearVG, ranking_quality
 from numpyro_ext.models import binary_factorization, paired_symbols
 
-from .results_table import table_head, write_report
+from .harness import table_head, write_report
 
 _NUM_COLUMNS, _NUM_ROWS, _RANK = 1000, 2000, 20
 

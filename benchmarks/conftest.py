@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from .results_table import ResultsTable
+from .harness.results_table import ResultsTable
 
 jax.config.update("jax_enable_x64", True)
 

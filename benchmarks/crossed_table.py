@@ -25,9 +25,7 @@ from jax import random
 from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import EP, LaplaceApproximation
 
-from .maps_table import COLD
-from .own_process import in_own_process
-from .results_table import write_report
+from .harness import COLD, in_own_process, write_report
 
 ENGINES = {"Laplace": LaplaceApproximation, "EP": EP}
 FAMILIES = ("logistic", "Gaussian")

@@ -26,8 +26,7 @@ from numpyro_ext.datasets.external import data_path
 from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.models import item_response
 
-from .own_process import in_own_process
-from .results_table import write_report
+from .harness import in_own_process, write_report
 
 PRODUCTS = 4
 """Products of answers and table in an evaluation: two, and two of its gradient."""

@@ -21,8 +21,8 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import BilinearEP
 from numpyro_ext.models import heteroscedastic_ratings
 
-from .repeats import begin, keep, kept_draws, mean_and_error, parser_of_draws
-from .results_table import table_head
+from .harness import mean_and_error, table_head
+from .harness.repeats import begin, keep, kept_draws, parser_of_draws
 
 _LEVELS, _RANK, _FEWEST, _TOL = 5, 10, 10, 1e-3
 _SYSTEMS: dict[str, tuple[dict[str, Any], float, float]] = {

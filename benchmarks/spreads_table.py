@@ -28,8 +28,7 @@ from numpyro.infer.reparam import LocScaleReparam
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 
-from .own_process import in_own_process
-from .results_table import table_head, write_report
+from .harness import in_own_process, table_head, write_report
 
 NUM_BATCHES = 40
 

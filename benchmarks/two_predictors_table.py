@@ -28,8 +28,7 @@ from numpyro.handlers import seed, trace
 from numpyro_ext.compilation.disk_cache import VARIABLE
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 
-from .own_process import in_own_process
-from .results_table import write_report
+from .harness import in_own_process, write_report
 from .spreads_table import Case, by_nuts, compare
 
 ENGINES = {"EP": EP, "Laplace": LaplaceApproximation, "VG": VariationalGaussian}

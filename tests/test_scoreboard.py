@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from jax import random
 
-from benchmarks import park_table, scoreboard, simulations_table
-from benchmarks.posteriordb_models import POSTERIORS
+from benchmarks.scores import park, scoreboard, simulations
+from benchmarks.scores.posteriordb_models import POSTERIORS
 
 
 def entry(gap=0.01, ratio=1.0, **options):
@@ -60,8 +60,8 @@ def test_gaps_are_those_of_the_worst_element():
 
 
 def test_simulations_are_listed_with_their_losses():
-    cells = [cell for cell in simulations_table.CELLS if not cell.has_slopes][:2]
-    assert len({cell.name for cell in simulations_table.CELLS}) == 24
+    cells = [cell for cell in simulations.CELLS if not cell.has_slopes][:2]
+    assert len({cell.name for cell in simulations.CELLS}) == 24
     quantities = list(cells[0].truth)
     entries = {
         cell.name: {
@@ -75,19 +75,19 @@ def test_simulations_are_listed_with_their_losses():
         }
         for cell, converged, milliseconds, time in zip(cells, (100, 98), (15, 30), (83, 60), strict=True)
     }
-    page = simulations_table.simulations_section(entries, {"date": "today"})
+    page = simulations.simulations_section(entries, {"date": "today"})
     assert f"- {cells[0].name}: time 83 %." in page  # outside, within two Monte Carlo errors
     assert f"- {cells[1].name}: time 60 %*, 2 of 100 fits not converged." in page
     assert "kept in 1 of 2 cells" in page and "198 of 200 fits converged" in page
-    assert "time 71.5 % (3.2 %)" in page and f"; {simulations_table.CELLS[-1].name}." in page
+    assert "time 71.5 % (3.2 %)" in page and f"; {simulations.CELLS[-1].name}." in page
     del entries[cells[1].name]["milliseconds"]  # to be measured again
-    page = simulations_table.simulations_section(entries, {})
+    page = simulations.simulations_section(entries, {})
     assert "kept in 1 of 1 cells" in page and f"the time of {cells[1].name}." in page
-    assert simulations_table.simulations_section({}, {}) == ""
+    assert simulations.simulations_section({}, {}) == ""
 
 
 def test_density_of_deviations_is_that_of_their_draws():
-    prior = simulations_table.Deviations()
+    prior = simulations.Deviations()
     log_value = np.linspace(-9.0, 3.5, 400)
     value = np.exp(log_value)
     pairs = jnp.stack(jnp.meshgrid(value, value, indexing="ij"), -1)
@@ -102,7 +102,7 @@ def test_density_of_deviations_is_that_of_their_draws():
 
 
 def test_gaps_of_the_park_are_told_beside_the_errors_of_nuts():
-    blank = {site: [0.0, 0.0] for site in park_table.SITES}
+    blank = {site: [0.0, 0.0] for site in park.SITES}
     nuts = {
         "mean": blank,
         "sd": {site: [1.0, 1.0] for site in blank},
@@ -114,10 +114,10 @@ def test_gaps_of_the_park_are_told_beside_the_errors_of_nuts():
     }
     own = {"first": 3.0, "next": 1.0, "converged": True, "messages": []}
     poor = own | {"mean": blank | {"effects": [0.2, -0.25]}, "sd": nuts["sd"] | {"level": [1.0, 0.5]}}
-    page = park_table.park_section({"NUTS": nuts, "EP": own | {"mean": blank, "sd": nuts["sd"]}, "VG": poor}, {})
+    page = park.park_section({"NUTS": nuts, "EP": own | {"mean": blank, "sd": nuts["sd"]}, "VG": poor}, {})
     assert "| -0.25 (0.10); 1.00 (0.05) |" in page
     losses = page.split("### Losses")[1]
     assert "- VG, `effects`: 1 of 2 means off, the farthest by -0.25 sd." in losses
     assert "- VG, `level`: 1 of 2 standard deviations off, the farthest times 0.50." in losses
     assert "- EP" not in losses and "Not run: Laplace, INLA." in losses
-    assert park_table.park_section({"EP": own}, {}) == ""
+    assert park.park_section({"EP": own}, {}) == ""

@@ -73,7 +73,7 @@ def test_trees_are_level_with_the_best_total_variation(name):
 
     On `ascent`, with other photons, the setting was chosen; `camera` had no part in that.
     """
-    peers = pytest.importorskip("benchmarks.image_peers", reason="scikit-image is in the dev extra")
+    peers = pytest.importorskip("benchmarks.images.peers", reason="scikit-image is in the dev extra")
     image, counts = photons(name, 64, 10.0)
     engine = EP(wavelet_denoising, num_shifts=32, num_learning_shifts=8, progress_bar=False)
     options = {"wavelet": "haar", "num_levels": 4, "per_orientation": False, "low": "gaussian", "high": "gaussian"}

@@ -10,7 +10,7 @@ import pytest
 from jax import random
 from numpyro import handlers
 
-from benchmarks.hyper_information_table import NUM_LATTICES, losses
+from benchmarks.queries.hyper_information import NUM_LATTICES, losses
 from numpyro_ext.design import draws_of, expected_information_gain
 from numpyro_ext.infer import EP, INLA, predictive_moments
 from tests.infer.uncertain_process import CASE, DATA, EXACT, SEEN, X_NEW, X, Y, process

@@ -3,8 +3,8 @@
 import numpy as np
 from scipy import stats
 
-from benchmarks.gallery_fits import moments_of_draws, moments_of_quantiles
-from benchmarks.gallery_table import gaps_between
+from benchmarks.gallery.fits import moments_of_draws, moments_of_quantiles
+from benchmarks.gallery.table import gaps_between
 
 
 def test_gaps_of_normal_and_lognormal_draws():

@@ -94,4 +94,4 @@ def test_gathers_stay_sparse():
 def test_every_model_is_in_the_table_of_the_pages():
     page = (Path(__file__).parents[2] / "docs" / "gallery.md").read_text(encoding="utf-8")
     missing = [name for name in MODELS if f"| `{name}` |" not in page]
-    assert not missing, f"python -m benchmarks.gallery_table FOLDER writes the table; it lacks {missing}"
+    assert not missing, f"python -m benchmarks.gallery.table FOLDER writes the table; it lacks {missing}"

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 import pandas as pd
 import pytest
 
-from benchmarks.calibration_table import logistic_regression, poisson_intercepts, preferences
+from benchmarks.evidence.calibration import logistic_regression, poisson_intercepts, preferences
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.calibration import Calibration, calibrate
 

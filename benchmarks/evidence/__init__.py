@@ -1,0 +1,1 @@
+"""Log evidences, intervals and draws, held against exact ones."""

@@ -1,0 +1,1 @@
+"""All models of the gallery by every engine and by NUTS."""

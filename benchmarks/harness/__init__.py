@@ -1,0 +1,40 @@
+"""Shared parts of all studies: experiments that are kept, pages, tables, processes, clocks and chains (README.md)."""
+
+from .clock import cpu_seconds, first_and_next, in_turns, peak_bytes, shortest
+from .compilation import ProgramLog, compile_function, compile_sweep
+from .pages import SCOREBOARD, keep_on_scoreboard, run_environment, write_report
+from .processes import COLD, in_own_process
+from .results_table import Row, at_least, at_most
+from .sampling import Chains, make_nuts, run_chains
+from .study import Study
+from .tables import mean_and_error, standardised, summary, table, table_head, verdict
+
+__all__ = [
+    "COLD",
+    "SCOREBOARD",
+    "Chains",
+    "ProgramLog",
+    "Row",
+    "Study",
+    "at_least",
+    "at_most",
+    "compile_function",
+    "compile_sweep",
+    "cpu_seconds",
+    "first_and_next",
+    "in_own_process",
+    "in_turns",
+    "keep_on_scoreboard",
+    "make_nuts",
+    "mean_and_error",
+    "peak_bytes",
+    "run_chains",
+    "run_environment",
+    "shortest",
+    "standardised",
+    "summary",
+    "table",
+    "table_head",
+    "verdict",
+    "write_report",
+]

@@ -1,0 +1,102 @@
+"""A study: experiments on numbered draws, each kept as it ends, and a page of what is there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpyro
+
+from .pages import write_report
+from .processes import in_own_process, main_module
+
+Experiment = Callable[[int], Any]
+
+
+class Study:
+    """Experiments by name, functions of the number of a draw that return what JSON can hold.
+
+    ``python -m benchmarks.MODULE [WORK]`` runs what the folder ``WORK`` does not have yet, all experiments of a draw
+    before the next draw; without a folder nothing is kept. Options are those of :attr:`parser`, to which a study adds
+    its own before :meth:`run`.
+
+    :param doc: docstring of the module, shown by ``--help``.
+    :param experiments: by names that make names of files.
+    :param draws: numbers of draws, one for all or by name.
+    :param environment: variables of a process of its own for each draw; ``None`` runs all in this process.
+    :param is_double: whether double precision is asked for.
+    """
+
+    def __init__(
+        self,
+        doc: str | None,
+        experiments: Mapping[str, Experiment],
+        *,
+        draws: int | Mapping[str, int] = 1,
+        environment: Mapping[str, str | None] | None = None,
+        is_double: bool = True,
+    ) -> None:
+        self.experiments, self.environment, self.is_double = experiments, environment, is_double
+        self.draws = draws if isinstance(draws, Mapping) else dict.fromkeys(experiments, draws)
+        self.parser = parser = argparse.ArgumentParser(description=doc)
+        parser.add_argument("work", type=Path, nargs="?", help="folder that keeps each draw, so that a run can go on")
+        parser.add_argument("--only", nargs="+", choices=list(experiments), metavar="NAME", help=", ".join(experiments))
+        parser.add_argument("--draws", type=int, help="of each experiment at most")
+        parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no other draw is begun")
+        parser.add_argument("--write", action="store_true", help="write what is there, and compute nothing")
+        parser.add_argument("--loaded", action="store_true", help="other processes run beside it: the page says so")
+        parser.add_argument("--one", nargs=2, metavar=("NAME", "DRAW"), help=argparse.SUPPRESS)
+        self.options = argparse.Namespace()
+        self.work = Path()
+
+    def run(self, argv: Sequence[str] | None = None) -> dict[str, list[Any]]:
+        """What each experiment found, by draws: all that is kept, and what is run now."""
+        self.options = options = self.parser.parse_args(argv)
+        numpyro.enable_x64(self.is_double)
+        if options.one:
+            print(json.dumps(self._measured(options.one[0], int(options.one[1]))))
+            sys.exit()
+        self.work = options.work or Path(tempfile.mkdtemp())
+        self.work.mkdir(parents=True, exist_ok=True)
+        if not options.write:
+            self._run(options.only or list(self.experiments), options.draws, 60.0 * options.minutes)
+        return {name: self.kept(name) for name in self.experiments}
+
+    def kept(self, name: str) -> list[Any]:
+        """Findings of ``NAME-0.json``, ``NAME-1.json`` and so on, as far as they are there."""
+        paths = self.work.glob(f"{name}-[0-9]*.json")
+        return [json.loads(path.read_text()) for path in sorted(paths, key=lambda p: int(p.stem.rpartition("-")[2]))]
+
+    def write(self, page: str, lines: Sequence[str], remarks: str = "remarks.md") -> None:
+        """Write a page, with the text of a file of the folder after its lines, if there is such a file."""
+        page += "-loaded" if self.options.loaded else ""
+        write_report(page, lines, remarks=self.work / remarks)
+
+    def _run(self, names: Sequence[str], most: int | None, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        most = max(self.draws.values()) if most is None else most
+        for draw in range(most):
+            for name in names:
+                path = self.work / f"{name}-{draw}.json"
+                if path.exists() or draw >= self.draws[name] or time.monotonic() > end:
+                    continue
+                start = time.monotonic()
+                found = self._measured(name, draw) if self.environment is None else self._elsewhere(name, draw)
+                path.write_text(json.dumps(found))
+                print(f"{path.stem}: {time.monotonic() - start:.0f} s, load {os.getloadavg()[0]:.1f}", flush=True)
+
+    def _elsewhere(self, name: str, draw: int) -> Any:
+        return in_own_process(main_module(), "--one", name, draw, environment=self.environment)
+
+    def _measured(self, name: str, draw: int) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # fits that did not converge are counted
+            return self.experiments[name](draw)

@@ -1,0 +1,1 @@
+"""Pictures by the engines and by scikit-image."""

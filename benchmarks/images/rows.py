@@ -1,0 +1,77 @@
+"""Tables of methods on one picture."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from ..harness import table_head
+from .peers import Picture, decibels
+
+
+class Table:
+    """Rows of one problem, best first."""
+
+    def __init__(self, title: str, figure: str, is_error: bool) -> None:
+        self.title, self.figure, self.is_error = title, figure, is_error
+        self.rows: list[tuple[float, list[str]]] = []
+
+    def add(
+        self, name: str, value: float, band: float | None = None, seconds: float | None = None, remark: str = ""
+    ) -> None:
+        places = 4 if self.is_error else 2
+        held = "" if band is None else f"{100 * band:.1f} %"
+        time_taken = "" if seconds is None else f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}"
+        self.rows.append((value, [name, f"{value:.{places}f}", held, time_taken, remark]))
+        print(self.title, self.rows[-1][1], flush=True)
+
+    def fit(
+        self,
+        name: str,
+        image: np.ndarray,
+        engine: Any,
+        *data: Any,
+        where: Any = slice(None),
+        remark: str = "",
+        **options: Any,
+    ) -> None:
+        """Of an engine, with decibels and bands of the pixels ``where``."""
+        start = time.process_time()
+        engine.run(*data, **options)
+        site = engine.posterior["image"]
+        value, covered = decibels(image, np.asarray(site.mean)), inside(site, image, where)
+        self.add(name, value, covered, time.process_time() - start, remark)
+
+    def peers(self, found: dict[str, Picture], image: np.ndarray, value: Any = decibels) -> None:
+        for name, peer in found.items():
+            remark = f"best of {peer.num_settings}, seconds of one" if peer.num_settings > 1 else ""
+            self.add(name, value(image, peer.image), None, peer.seconds, remark)
+
+    def lines(self) -> list[str]:
+        rows = sorted(self.rows, key=lambda row: row[0] if self.is_error else -row[0])
+        return [
+            "",
+            f"## {self.title}",
+            "",
+            *table_head(f"method | {self.figure} | 80 % bands hold | CPU-s | "),
+            *("| " + " | ".join(cells) + " |" for _, cells in rows),
+        ]
+
+
+def inside(site: Any, image: np.ndarray, where: np.ndarray | slice = slice(None), transform: Any = None) -> float:
+    """Share of the pixels in bands of 80 %."""
+    lower, upper = (np.asarray(bound) for bound in site.interval(0.8))
+    if transform is not None:
+        lower, upper = transform(lower), transform(upper)
+    return float(np.mean(((lower <= image) & (image <= upper))[where]))
+
+
+def risk_of(site: Any, pooling: str, noise: float = 1.0) -> str:
+    """How wrong its mean is, as the data have it; nothing where bands are not made of that."""
+    if pooling != "risk":
+        return ""
+    found = site.risk
+    value, estimate, error = (x / noise**2 for x in (found.value, found.estimate, found.standard_error))
+    return f"error {value:.3f}, estimate {estimate:.3f} +- {error:.3f}"

@@ -1,0 +1,1 @@
+"""Binary and count matrices: sweeps over listed and drawn cells."""

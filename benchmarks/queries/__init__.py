@@ -1,0 +1,1 @@
+"""What to observe next: labels, hyperparameters, and axes of an apparatus."""

@@ -1,0 +1,1 @@
+"""CPU-seconds of first and next runs."""

@@ -1,0 +1,155 @@
+"""Multilevel regressions of everyday, ten thousand rows: first and next runs of ``EP``, and NUTS.
+
+``python -m benchmarks.runs.everyday`` writes ``results/<date>-everyday.md``. Three covariates and intercepts of 300
+groups; everything is learned, and ``EP`` integrates over the hyperparameters. Each model has a process of its own, so
+that the first run compiles all of its programs. NUTS has 300 steps to adapt and 300 draws of one chain of the model
+with centred groups, compilation included, and is left out with ``--without-nuts``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from numpyro.infer import MCMC, NUTS
+
+from numpyro_ext.infer import EP
+
+from ..harness import in_own_process, table_head, write_report
+
+NUM_ROWS, NUM_GROUPS = 10_000, 300
+RANDOM = np.random.default_rng(0)
+GROUP, X = RANDOM.integers(0, NUM_GROUPS, NUM_ROWS), RANDOM.normal(size=(NUM_ROWS, 3))
+ETA = X @ [0.5, -0.3, 0.2] + 0.7 * RANDOM.normal(size=NUM_GROUPS)[GROUP] - 0.2
+MEAN, SHARE = np.exp(ETA), 1.0 / (1.0 + np.exp(-ETA))
+NUM_WARMUP = NUM_DRAWS = 300
+
+
+def _scale() -> Any:
+    return numpyro.sample("noise", dist.HalfNormal(1))
+
+
+def _shape() -> Any:
+    return numpyro.sample("shape", dist.Exponential(1))
+
+
+def _gamma(eta: Any) -> Any:
+    shape = _shape()
+    return dist.Gamma(shape, shape * jnp.exp(-eta))
+
+
+def _ordinal(eta: Any) -> Any:
+    ordered = dist.transforms.OrderedTransform()
+    cutpoints = numpyro.sample("cutpoints", dist.TransformedDistribution(dist.Normal(0, 2).expand([4]), ordered))
+    return dist.OrderedLogistic(eta, cutpoints)
+
+
+def _beta(eta: Any) -> Any:
+    return dist.BetaProportion(jax.nn.sigmoid(eta), numpyro.sample("size", dist.Gamma(2, 0.1)))
+
+
+def _zero_inflated(eta: Any) -> Any:
+    return dist.ZeroInflatedPoisson(numpyro.sample("gate", dist.Beta(1, 1)), jnp.exp(eta))
+
+
+MODELS: dict[str, tuple[Callable[[Any], Any], np.ndarray]] = {
+    "normal": (lambda eta: dist.Normal(eta, _scale()), ETA + 0.5 * RANDOM.normal(size=NUM_ROWS)),
+    "Student-t": (lambda eta: dist.StudentT(4.0, eta, _scale()), ETA + 0.5 * RANDOM.standard_t(4, NUM_ROWS)),
+    "logistic": (lambda eta: dist.Bernoulli(logits=eta), RANDOM.binomial(1, SHARE)),
+    "binomial of ten": (lambda eta: dist.Binomial(10, logits=eta), RANDOM.binomial(10, SHARE)),
+    "ordered logistic": (_ordinal, np.searchsorted([-1, 0, 1, 2], ETA + RANDOM.logistic(size=NUM_ROWS))),
+    "Poisson": (lambda eta: dist.Poisson(jnp.exp(eta)), RANDOM.poisson(MEAN)),
+    "negative binomial": (
+        lambda eta: dist.NegativeBinomial2(jnp.exp(eta), _shape()),
+        RANDOM.poisson(MEAN * RANDOM.gamma(3.0, 1 / 3.0, NUM_ROWS)),
+    ),
+    "zero-inflated Poisson": (_zero_inflated, RANDOM.poisson(MEAN) * RANDOM.binomial(1, 0.8, NUM_ROWS)),
+    "gamma": (_gamma, RANDOM.gamma(2.0, MEAN / 2.0)),
+    "Weibull": (lambda eta: dist.Weibull(jnp.exp(eta), _shape()), MEAN * RANDOM.weibull(1.5, NUM_ROWS)),
+    "beta": (_beta, np.clip(RANDOM.beta(10 * SHARE, 10 * (1 - SHARE)), 1e-6, 1 - 1e-6)),
+}
+
+
+def model_of(name: str) -> Callable[..., None]:
+    def model(x: Any, group: Any, y: Any) -> None:
+        intercept = 0.0 if name == "ordered logistic" else numpyro.sample("intercept", dist.Normal(0, 1))
+        slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([3]).to_event(1))
+        spread = numpyro.sample("spread", dist.HalfNormal(1))
+        with numpyro.plate("groups", NUM_GROUPS):
+            effects = numpyro.sample("effects", dist.Normal(0, spread))
+        numpyro.sample("y", MODELS[name][0](intercept + x @ slopes + effects[group]), obs=y)
+
+    return model
+
+
+def measure(name: str, by: str) -> dict[str, float]:
+    """CPU-seconds of runs in this process, and the posterior mean and deviation of the spread of the groups."""
+    model, data = model_of(name), (X, GROUP, MODELS[name][1])
+    found: dict[str, float] = {}
+    if by == "NUTS":
+        start = time.process_time()
+        mcmc = MCMC(NUTS(model), num_warmup=NUM_WARMUP, num_samples=NUM_DRAWS, progress_bar=False)
+        mcmc.run(random.key(0), *data)
+        draws = np.asarray(mcmc.get_samples()["spread"])
+        return {"seconds": time.process_time() - start, "mean": float(draws.mean()), "sd": float(draws.std())}
+    for key in ("first", "next"):
+        start = time.process_time()
+        engine = EP(model, progress_bar=False)
+        engine.run(random.key(0), *data)
+        draws = np.asarray(engine.get_samples()["spread"])
+        found[key] = time.process_time() - start
+        if not engine.diagnostics.converged:
+            raise RuntimeError(f"EP did not converge on {name}.")
+    return found | {"mean": float(draws.mean()), "sd": float(draws.std())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one", choices=list(MODELS), help="measure this model in this process")
+    parser.add_argument("--by", default="EP", choices=["EP", "NUTS"])
+    parser.add_argument("--without-nuts", action="store_true")
+    options = parser.parse_args()
+    numpyro.enable_x64()
+    if options.one:
+        print(json.dumps(measure(options.one, options.by)))
+        return
+    rows, data = [], {}
+    for name in MODELS:
+        ours = in_own_process("runs.everyday", "--one", name, "--by", "EP")
+        peer = None
+        if not options.without_nuts:
+            peer = in_own_process("runs.everyday", "--one", name, "--by", "NUTS")
+        data[name] = {"EP": ours, "NUTS": peer}
+        theirs = ["", "", ""]
+        if peer is not None:
+            theirs = [f"{peer['seconds']:.0f}", f"{peer['seconds'] / ours['first']:.0f}"]
+            theirs.append(f"{peer['mean']:.3f} ± {peer['sd']:.3f}")
+        spread = f"{ours['mean']:.3f} ± {ours['sd']:.3f}"
+        rows.append(
+            f"| {name} | {ours['first']:.1f} | {ours['next']:.1f} | {' | '.join([*theirs[:2], spread, theirs[2]])} |"
+        )
+        print(rows[-1], flush=True)
+    lines = [
+        "# Multilevel regressions of everyday",
+        "",
+        f"{NUM_ROWS:,} rows, three covariates, {NUM_GROUPS} groups. CPU-seconds of a run with its draws: of `EP` with",
+        "hyperparameters integrated over, in a new process and again; of NUTS with compilation,",
+        f"{NUM_WARMUP} steps to adapt and {NUM_DRAWS} draws.",
+        "",
+        *table_head("likelihood | EP, first | EP, next | NUTS | NUTS over EP, first | spread of the groups, EP | NUTS"),
+        *rows,
+    ]
+    write_report("everyday", lines, data=data)
+
+
+if __name__ == "__main__":
+    main()

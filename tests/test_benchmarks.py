@@ -1,0 +1,92 @@
+"""The harness of the benchmarks: no row and no draw is lost, and every script can be imported."""
+
+import importlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import benchmarks
+from benchmarks.harness import Row, Study, at_least, at_most, mean_and_error, pages, table
+from benchmarks.harness.results_table import ResultsTable
+
+FOLDER = Path(benchmarks.__file__).parent
+SCRIPTS = sorted(path.relative_to(FOLDER.parent).with_suffix("") for path in FOLDER.rglob("*.py"))
+
+
+def row(peer="quad", value=2.0, **options):
+    fields = {"item": "moments", "dtype": "float64", "seconds": 1.0, "peer_seconds": 2.0, "figure": "speed-up"}
+    return Row(peer=peer, value=value, **(fields | options))
+
+
+def written(folder, *rows):
+    table = ResultsTable()
+    for one in rows:
+        table.add(one)
+    table.write(folder)
+    (path,) = folder.glob("*.json")
+    return json.loads(path.read_text())["rows"]
+
+
+def test_one_item_against_several_peers_makes_several_rows(tmp_path):
+    rows = written(tmp_path, row(), row("the same, y = 10", figure="time ratio"), row("NUTS", 3.0))
+    assert [(r["peer"], r["value"]) for r in rows] == [("quad", 2.0), ("the same, y = 10", 2.0), ("NUTS", 3.0)]
+    # a later run replaces what it measured anew, and nothing else
+    rows = written(tmp_path, row("NUTS", 5.0))
+    assert [r["value"] for r in rows] == [2.0, 2.0, 5.0]
+
+
+def test_a_row_that_would_replace_another_is_refused():
+    table = ResultsTable()
+    table.add(row())
+    with pytest.raises(ValueError, match="different names"):
+        table.add(row(value=4.0))
+
+
+def test_verdicts():
+    assert row(target=at_least(3.0)).verdict == "missed" and row(target=at_most(3.0)).verdict == "met"
+    assert row(target=at_least(3.0), is_lower_limit=True).verdict == "not decided"
+    assert row().verdict == ""
+
+
+@pytest.mark.parametrize("script", [".".join(path.parts) for path in SCRIPTS if path.name != "__init__"])
+def test_every_script_can_be_imported(script):
+    try:
+        importlib.import_module(script)
+    except ModuleNotFoundError as error:  # a peer that is not installed
+        assert not str(error.name).startswith(("benchmarks", "numpyro_ext", "tests", "models"))
+        pytest.skip(str(error))
+
+
+def test_a_study_keeps_its_draws_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    runs = []
+
+    def experiment(draw):
+        runs.append(draw)
+        return {"square": draw**2}
+
+    def study():
+        return Study("A study.", {"squares": experiment, "once": experiment}, draws={"squares": 3, "once": 1})
+
+    work = tmp_path / "work"
+    assert study().run([str(work), "--draws", "2"]) == {
+        "squares": [{"square": 0}, {"square": 1}],
+        "once": [{"square": 0}],
+    }
+    one = study()
+    found = one.run([str(work), "--only", "squares"])
+    assert runs == [0, 0, 1, 2] and found["squares"][2] == {"square": 4} and len(found["once"]) == 1
+    assert study().run([str(work), "--write"]) == found and len(runs) == 4
+    assert study().run(["--minutes", "-1"]) == {"squares": [], "once": []}  # without a folder nothing is kept
+    (work / "remarks.md").write_text("As expected.")
+    one.write("squares", table("draw | square", ((draw, row["square"]) for draw, row in enumerate(found["squares"]))))
+    (page,) = tmp_path.glob("*-squares.md")
+    assert "| 2 | 4 |\n\nAs expected." in page.read_text() and "Measured by `python -m benchmarks" in page.read_text()
+
+
+def test_cells_say_what_is_missing():
+    row = ("name", 1234, 0.5, True, None, math.nan)
+    assert table("a | b | c | d | e | f", [row])[-1] == "| name | 1234 | 0.5 | yes |  |  |"
+    assert mean_and_error([1.0, 3.0], "+") == "+2.0 ± 1.0" and mean_and_error([1.0], digits=2) == "1.00"
