@@ -23,8 +23,8 @@ from numpyro_ext.models import poisson_deblurring, wavelet_denoising
 from numpyro_ext.structure import read_latent_gaussian
 
 from .harness import Row, at_least, at_most, compile_function, compile_sweep, in_own_process
-from .images.peers import decibels, denoised, inpainted
-from .images.pictures import NOISE, inpainting_problem, noisy_photograph, photograph
+from .images.peers import denoised, inpainted
+from .images.pictures import NOISE, decibels, inpainting_problem, noisy_photograph, photograph
 
 KERNELS = {f"blurred by {n} x {n}": np.full((n, n), 1.0 / n**2) for n in (3, 9)}
 # Of 128 x 128 pixels the floor takes six gibibytes and a minute.
@@ -117,7 +117,7 @@ def in_a_process(what: str, name: str, folder: Path) -> tuple[np.ndarray, dict[s
     """The mean of the image and what else is known of the run; nothing that an earlier run compiled is there."""
     path = folder / "mean.npy"
     no_cache = {name: None for name in os.environ if "COMPILATION_CACHE" in name}
-    found = in_own_process("images.pictures", what, name, "--mean", path, environment=no_cache)
+    found = in_own_process("images.once", what, name, "--mean", path, environment=no_cache)
     return np.load(path), found
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import scipy.interpolate
 from skimage import restoration
+
+from .pictures import relative_error
 
 Errors = Callable[[np.ndarray, np.ndarray], float]
 
@@ -20,16 +23,6 @@ class Picture(NamedTuple):
     image: np.ndarray
     seconds: float
     num_settings: int
-
-
-def decibels(image: np.ndarray, found: np.ndarray) -> float:
-    """Peak signal-to-noise ratio where one is white."""
-    return float(-10 * np.log10(np.mean((found - image) ** 2)))
-
-
-def relative_error(image: np.ndarray, found: np.ndarray) -> float:
-    """Sum of absolute errors over that of the intensities."""
-    return float(np.abs(found - image).sum() / image.sum())
 
 
 def _best(makers: Sequence[Callable[[], np.ndarray]], loss: Callable[[np.ndarray], float]) -> Picture:
@@ -43,24 +36,18 @@ def denoised(
     noisy: np.ndarray, noise: float, loss: Callable[[np.ndarray], float], channel_axis: int | None = None
 ) -> dict[str, Picture]:
     """Total variation, iterated to its end, and non-local means, which know the noise."""
-    options = {"channel_axis": channel_axis}
+
+    def variation(weight: float) -> np.ndarray:
+        return restoration.denoise_tv_chambolle(noisy, weight, eps=1e-5, max_num_iter=1000, channel_axis=channel_axis)
+
+    def patches(size: int, h: float) -> np.ndarray:
+        return restoration.denoise_nl_means(noisy, size, 11, h=h, sigma=noise, channel_axis=channel_axis)
+
     weights = noise * np.geomspace(0.4, 3.0, 13)
-    patches = list(itertools.product((3, 5, 7), noise * np.array([0.5, 0.6, 0.7, 0.8, 1.0])))
+    settings = itertools.product((3, 5, 7), noise * np.array([0.5, 0.6, 0.7, 0.8, 1.0]))
     return {
-        "total variation": _best(
-            [
-                lambda w=w: restoration.denoise_tv_chambolle(noisy, w, eps=1e-5, max_num_iter=1000, **options)
-                for w in weights
-            ],
-            loss,
-        ),
-        "non-local means": _best(
-            [
-                lambda p=p, h=h: restoration.denoise_nl_means(noisy, p, 11, h=h, sigma=noise, **options)
-                for p, h in patches
-            ],
-            loss,
-        ),
+        "total variation": _best([partial(variation, weight) for weight in weights], loss),
+        "non-local means": _best([partial(patches, *setting) for setting in settings], loss),
     }
 
 

@@ -19,9 +19,10 @@ from numpyro_ext.infer import EP
 from numpyro_ext.linalg import convolution
 from numpyro_ext.models import poisson_deblurring, wavelet_denoising
 
-from ..harness import table_head
-from .peers import from_square_roots, noise_variance_of_square_roots, photons_denoised, relative_error
-from .rows import Table, inside, risk_of
+from ..harness import cpu_seconds, table
+from .peers import from_square_roots, noise_variance_of_square_roots, photons_denoised
+from .pictures import inside, relative_error
+from .rows import Methods, risk_of
 
 KEY = jax.random.key(0)
 Options = dict[str, Any]
@@ -58,57 +59,47 @@ def photon_counts(image: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndar
     return np.random.default_rng(seed).poisson(np.asarray(blurred)).reshape(image.shape), kernel
 
 
-def photons(name: str = "camera", *, with_edges: bool = True) -> Table:
+def photons(name: str = "camera", *, with_edges: bool = True) -> Methods:
     """Ten photons in the brightest pixel, hardly any blur.
 
     :param with_edges: whether Laplace factors on differences are among the methods.
     """
-    table = Table(f"Photons, {name} 64 x 64, at most ten a pixel", "relative error", is_error=True)
+    methods = Methods(f"Photons, {name} 64 x 64, at most ten a pixel", "relative error", is_error=True)
     image = picture(name)
     counts, kernel = photon_counts(image)
-    table.add("counts", relative_error(image, counts))
-    table.add("constant", relative_error(image, np.full(image.shape, counts.mean())), remark="mean count")
+    methods.add("counts", relative_error(image, counts))
+    methods.add("constant", relative_error(image, np.full(image.shape, counts.mean())), remark="mean count")
     widths = np.linspace(0.4, 2.5, 22)
     smooth = min(relative_error(image, scipy.ndimage.gaussian_filter(counts.astype(float), w)) for w in widths)
-    table.add("Gaussian filter", smooth, remark=f"best of {widths.size}")
+    methods.add("Gaussian filter", smooth, remark=f"best of {widths.size}")
     if with_edges:
-        _add_edges(table, image, counts, kernel)
+        _add_edges(methods, image, counts, kernel)
     for trees, engine, model in (
         ("Haar trees", {"num_shifts": 32}, HAAR | {"per_orientation": False}),
         *((name, *options) for name, options in AT_ONE_SETTING.items()),
         ("Haar and sym4 trees, margin, average", SHIFTS | TWO_WAVELETS | {"pooling": "average"}, MARGIN),
         *((f"{name}, by risk", few | {"pooling": "risk"}, model) for name, (few, model) in AT_ONE_SETTING.items()),
     ):
-        _add_trees(table, f"EP, Anscombe + {trees}", image, counts, engine, model)
-    table.peers(photons_denoised(counts, image), image, relative_error)
-    return table
+        _add_trees(methods, f"EP, Anscombe + {trees}", image, counts, engine, model)
+    methods.peers(photons_denoised(counts, image), image, relative_error)
+    return methods
 
 
-def _add_edges(table: Table, image: np.ndarray, counts: np.ndarray, kernel: np.ndarray) -> None:
-    start = time.process_time()
-    engine = EP(poisson_deblurring, tol=1e-4, integrate="none", progress_bar=False)
-    engine.run(KEY, counts, kernel)
-    site = engine.posterior["image"]
-    seconds = time.process_time() - start
+def _add_edges(methods: Methods, image: np.ndarray, counts: np.ndarray, kernel: np.ndarray) -> None:
+    def fit(**given: float) -> tuple[float, float, EP]:
+        engine = EP(poisson_deblurring, tol=1e-4, integrate="none", progress_bar=False)
+        engine.run(KEY, counts, kernel, **given)
+        site = engine.posterior["image"]
+        return relative_error(image, np.asarray(site.mean)), inside(site, image), engine
+
+    (error, covered, engine), seconds = cpu_seconds(fit)
     learned = float(engine.hyper["smoothness"].value)
-    table.add(
-        "EP, few edges and Poisson factors",
-        relative_error(image, np.asarray(site.mean)),
-        inside(site, image),
-        seconds,
-        f"smoothness {learned:.2f}, learned",
-    )
-    start, fits = time.process_time(), []
-    for smoothness in (0.6, 0.7, 0.8, 0.9, 1.0):
-        fit = EP(poisson_deblurring, tol=1e-4, integrate="none", progress_bar=False)
-        fit.run(KEY, counts, kernel, smoothness=smoothness)
-        fits.append((relative_error(image, np.asarray(fit.posterior["image"].mean)), smoothness, fit))
-    seconds = (time.process_time() - start) / len(fits)
-    error, smoothness, fit = min(fits, key=lambda entry: entry[0])
-    covered = inside(fit.posterior["image"], image)
-    table.add(
-        "EP, few edges, smoothness by the truth", error, covered, seconds, f"{smoothness}, best of 5, seconds of one"
-    )
+    methods.add("EP, few edges and Poisson factors", error, covered, seconds, f"smoothness {learned:.2f}, learned")
+    tried = (0.6, 0.7, 0.8, 0.9, 1.0)
+    fits, seconds = cpu_seconds(lambda: [(*fit(smoothness=value)[:2], value) for value in tried])
+    error, covered, smoothness = min(fits)
+    remark = f"{smoothness}, best of {len(tried)}, seconds of one"
+    methods.add("EP, few edges, smoothness by the truth", error, covered, seconds / len(tried), remark)
 
 
 def _square_roots(counts: np.ndarray, engine: Options, model: Options) -> Any:
@@ -118,7 +109,9 @@ def _square_roots(counts: np.ndarray, engine: Options, model: Options) -> Any:
     return trees
 
 
-def _add_trees(table: Table, name: str, image: np.ndarray, counts: np.ndarray, engine: Options, model: Options) -> None:
+def _add_trees(
+    methods: Methods, name: str, image: np.ndarray, counts: np.ndarray, engine: Options, model: Options
+) -> None:
     start = time.process_time()
     trees = _square_roots(counts, engine, model)
     roots, pooling = trees.posterior["image"], engine.get("pooling", "mixture")
@@ -130,7 +123,7 @@ def _add_trees(table: Table, name: str, image: np.ndarray, counts: np.ndarray, e
     remark = risk_of(roots, pooling) if trees.diagnostics.converged else "not converged"
     for which, of_roots in found.items():
         error = relative_error(image, from_square_roots(of_roots))
-        table.add(f"{name}, {which}", error, covered, seconds, remark)
+        methods.add(f"{name}, {which}", error, covered, seconds, remark)
 
 
 FEW: Options = {"num_shifts": 16}
@@ -146,7 +139,6 @@ TRIED: dict[str, tuple[Options, Options]] = {
 
 def _medians(title: str, methods: dict[str, tuple[Options, Options]], names: Sequence[str], seeds: range) -> list[str]:
     """Averages over draws of the photons of the errors of medians, and of their ratios to total variation's."""
-    lines = ["", f"## {title}", "", *table_head("method | " + " | ".join(names) + " | ratio to total variation")]
     problems = [(image, photon_counts(image, seed)[0]) for image in map(picture, names) for seed in seeds]
     errors: dict[str, list[float]] = {}
     for image, counts in problems:
@@ -156,11 +148,15 @@ def _medians(title: str, methods: dict[str, tuple[Options, Options]], names: Seq
             median = np.asarray(_square_roots(counts, engine, model).posterior["image"].interval(1e-9)[0])
             errors.setdefault(name, []).append(relative_error(image, from_square_roots(median)))
     best = np.array(errors["Anscombe + total variation"])
-    for name, found in errors.items():
-        cells = [f"{error:.4f}" for error in np.reshape(found, (len(names), -1)).mean(1)]
-        lines.append("| " + " | ".join([name, *cells, f"{np.mean(found / best):.3f}"]) + " |")
-        print(lines[-1], flush=True)
-    return lines
+    rows = (
+        (
+            name,
+            *(f"{error:.4f}" for error in np.reshape(found, (len(names), -1)).mean(1)),
+            f"{np.mean(found / best):.3f}",
+        )
+        for name, found in errors.items()
+    )
+    return ["", f"## {title}", "", *table(f"method | {' | '.join(names)} | ratio to total variation", rows)]
 
 
 def photons_at_one_setting() -> list[str]:

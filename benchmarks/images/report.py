@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -23,11 +23,11 @@ import skimage.data
 from numpyro_ext.infer import EP, StructuredMeanField
 from numpyro_ext.models import wavelet_denoising, wavelet_inpainting
 
-from ..harness import table_head, write_report
-from .peers import Picture, decibels, denoised, inpainted
+from ..harness import cpu_seconds, table, write_report
+from .peers import Picture, denoised, inpainted
 from .photons import photons, photons_at_one_setting
-from .pictures import NOISE, inpainting_problem, noisy_photograph, photograph
-from .rows import Table, inside, risk_of
+from .pictures import NOISE, decibels, inpainting_problem, inside, noisy_photograph, photograph
+from .rows import Methods, risk_of
 from .sizes import dense_sweeps, large_pictures
 
 KEY = jax.random.key(0)
@@ -38,23 +38,23 @@ def best_denoised(image: np.ndarray, noisy: np.ndarray, **options: Any) -> dict[
     return denoised(noisy, NOISE, lambda found: -decibels(image, found), **options)
 
 
-def denoising() -> Table:
-    table = Table("Denoising, camera 128 x 128, noise 0.1", "dB", is_error=False)
+def denoising() -> Methods:
+    methods = Methods("Denoising, camera 128 x 128, noise 0.1", "dB", is_error=False)
     image = photograph(128)
     noisy = noisy_photograph(image)
-    table.add("noisy", decibels(image, noisy))
+    methods.add("noisy", decibels(image, noisy))
     several = {"num_shifts": 8, "average_over": {"wavelet": ["haar", "sym4"]}}
     more = {"num_shifts": 16, "average_over": {"wavelet": ["haar", "db2", "sym4"]}}
     for name, options in {"one basis": {}, "16 bases": several, "48 bases": more}.items():
         engine = EP(wavelet_denoising, progress_bar=False, **options)
-        table.fit(f"EP, trees, {name}", image, engine, jax.random.key(1), noisy, NOISE)
-    table.peers(best_denoised(image, noisy), image)
-    return table
+        methods.fit(f"EP, trees, {name}", image, engine, jax.random.key(1), noisy, NOISE)
+    methods.peers(best_denoised(image, noisy), image)
+    return methods
 
 
-def medians(photo: str) -> Table:
+def medians(photo: str) -> Methods:
     """What the mixture says of each pixel, by its mean and by its median, which heeds a few bases less."""
-    table = Table(f"Denoising, {photo} 128 x 128, noise 0.1", "dB", is_error=False)
+    methods = Methods(f"Denoising, {photo} 128 x 128, noise 0.1", "dB", is_error=False)
     image = photograph(128, photo)
     noisy = noisy_photograph(image)
     poolings = ((0, "mixture"), (8, "mixture"), (8, "risk"))
@@ -70,13 +70,13 @@ def medians(photo: str) -> Table:
         for which, picture in found.items():
             frame = (f"margin of {margin}, " if margin else "") + ("bands by risk, " if pooling == "risk" else "")
             name = f"EP, trees, {2 * num_shifts} bases, {frame}{which}"
-            table.add(name, decibels(image, picture), covered, seconds, risk_of(site, pooling, NOISE))
-    table.peers(best_denoised(image, noisy), image)
-    return table
+            methods.add(name, decibels(image, picture), covered, seconds, risk_of(site, pooling, NOISE))
+    methods.peers(best_denoised(image, noisy), image)
+    return methods
 
 
-def inpainting() -> Table:
-    table = Table("Inpainting, camera 128 x 128, a quarter of the pixels", "dB", is_error=False)
+def inpainting() -> Methods:
+    methods = Methods("Inpainting, camera 128 x 128, a quarter of the pixels", "dB", is_error=False)
     image = photograph(128)
     mask = np.random.default_rng(1).random(image.shape) < 0.25
     observed = np.where(mask, image, np.nan)
@@ -85,55 +85,49 @@ def inpainting() -> Table:
             wavelet_inpainting, tol=0.2, num_variance_samples=8, num_samples=50, progress_bar=False
         )
         bands_of = {"where": ~mask, "remark": "bands: missing pixels"}
-        table.fit(f"structured mean field, {name}", image, engine, KEY, observed, mask, 0.01, **bands_of, **options)
-    table.peers(inpainted(observed, mask), image)
-    return table
+        methods.fit(f"structured mean field, {name}", image, engine, KEY, observed, mask, 0.01, **bands_of, **options)
+    methods.peers(inpainted(observed, mask), image)
+    return methods
 
 
-class Fitted:
-    """A fit of a picture: its mean, its bands, and CPU-seconds until each."""
+def timed_fit(engine: Any, *arguments: Any, find: Callable[[Any], Any], **options: Any) -> tuple[Any, ...]:
+    """Mean of a picture, its bands, and CPU-seconds until each."""
 
-    def __init__(self, engine: Any, *arguments: Any, find: Callable[[Any], np.ndarray], **options: Any) -> None:
-        start = time.process_time()
+    def mean() -> np.ndarray:
         engine.run(*arguments, **options)
-        site = engine.posterior["image"]
-        self.mean = np.asarray(site.mean)
-        self.seconds = time.process_time() - start
-        self.found = find(site)
-        self.seconds_to_bands = time.process_time() - start
+        return np.asarray(engine.posterior["image"].mean)
 
-    def cells(self, image: np.ndarray, held: list[float]) -> list[str]:
-        times = [f"{self.seconds:.1f}", f"{self.seconds_to_bands:.1f}"]
-        return [f"{decibels(image, self.mean):.2f}", *(f"{share:.1%}" for share in held), *times]
+    found, seconds = cpu_seconds(mean)
+    of_bands, more = cpu_seconds(lambda: np.asarray(find(engine.posterior["image"])))
+    return found, of_bands, (f"{seconds:.1f}", f"{seconds + more:.1f}")
 
 
 def bands() -> list[str]:
     """Shares of pixels in the bands of 256 x 256 pictures, 32 bases, and CPU-seconds once everything is compiled."""
-    lines = table_head("picture | pooling | dB | 50 % | 80 % | 95 % | mean, CPU-s | and bands")
     tails = np.array([0.025, 0.1, 0.25, 0.75, 0.9, 0.975])
-    for number, name in enumerate(("camera", "camera", "ascent", "aero")):
+
+    def row(name: str, pooling: str) -> Iterable[Any]:
         image = photograph(256, name)
-        for pooling in ("mixture", "average"):
-            engine = EP(wavelet_denoising, **SEVERAL, pooling=pooling, max_hyper_steps=300, progress_bar=False)
-            data = jax.random.key(1), noisy_photograph(image), NOISE
-            fit = Fitted(engine, *data, find=lambda site: np.asarray(site.quantile(tails)))
-            if number == 0:  # compiles
-                break
-            held = [float(np.mean((fit.found[i] <= image) & (image <= fit.found[5 - i]))) for i in (2, 1, 0)]
-            lines.append("| " + " | ".join([name, pooling, *fit.cells(image, held)]) + " |")
-            print(lines[-1], flush=True)
-    return lines
+        engine = EP(wavelet_denoising, **SEVERAL, pooling=pooling, max_hyper_steps=300, progress_bar=False)
+        data = jax.random.key(1), noisy_photograph(image), NOISE
+        mean, ends, times = timed_fit(engine, *data, find=lambda site: site.quantile(tails))
+        held = [np.mean((ends[i] <= image) & (image <= ends[5 - i])) for i in (2, 1, 0)]
+        return name, pooling, f"{decibels(image, mean):.2f}", *(f"{share:.1%}" for share in held), *times
+
+    row("camera", "mixture")  # compiles
+    rows = (row(*case) for case in itertools.product(("camera", "ascent", "aero"), ("mixture", "average")))
+    return table("picture | pooling | dB | 50 % | 80 % | 95 % | mean, CPU-s | and bands", rows)
 
 
-def colour() -> Table:
+def colour() -> Methods:
     """A picture of three colours: each by itself, or along their principal axes, in which white noise stays white.
 
     Peers take all colours together, as they offer to, or each principal colour with its own best setting.
     """
-    table = Table("Denoising in colour, astronaut 128 x 128, noise 0.1", "dB", is_error=False)
+    methods = Methods("Denoising in colour, astronaut 128 x 128, noise 0.1", "dB", is_error=False)
     image = skimage.data.astronaut().astype(float).reshape(128, 4, 128, 4, 3).mean((1, 3)) / 255
     noisy = image + NOISE * np.random.default_rng(0).standard_normal(image.shape)
-    table.add("noisy", decibels(image, noisy))
+    methods.add("noisy", decibels(image, noisy))
     _, _, principal = np.linalg.svd(noisy.reshape(-1, 3) - noisy.mean((0, 1)), full_matrices=False)
     for name, axes in {"each colour": np.eye(3), "principal colours": principal}.items():
         start = time.process_time()
@@ -143,9 +137,9 @@ def colour() -> Table:
             engine.run(jax.random.key(1), plane, NOISE)
             found.append(np.asarray(engine.posterior["image"].mean))
         value = decibels(image, np.stack(found, -1) @ axes)
-        table.add(f"EP, trees, 32 bases, {name}", value, None, time.process_time() - start)
+        methods.add(f"EP, trees, 32 bases, {name}", value, None, time.process_time() - start)
     peers = best_denoised(image, noisy, channel_axis=-1)
-    table.peers({f"{name}, all colours": peer for name, peer in peers.items()}, image)
+    methods.peers({f"{name}, all colours": peer for name, peer in peers.items()}, image)
     truth, seen = (np.moveaxis(picture @ principal.T, -1, 0) for picture in (image, noisy))
     by_plane = [best_denoised(true, plane) for plane, true in zip(seen, truth, strict=True)]
     for name in by_plane[0]:
@@ -153,50 +147,39 @@ def colour() -> Table:
         num_settings = by_plane[0][name].num_settings
         seconds = sum(found[name].seconds for found in by_plane)
         remark = f"best of {num_settings} for each, seconds of one"
-        table.add(f"{name}, principal colours", decibels(image, picture), None, seconds, remark)
-    return table
+        methods.add(f"{name}, principal colours", decibels(image, picture), None, seconds, remark)
+    return methods
 
 
 def early_inpainting() -> list[str]:
     """Pictures of 256 x 256 after few steps of four bases, and CPU-seconds once everything is compiled."""
-    lines = table_head(
-        "picture | steps | converged | dB | 80 % | mean, CPU-s | and bands | linear, dB | biharmonic, dB"
-    )
-    for number, name in enumerate(("camera", "camera", "ascent", "aero")):
+
+    def row(name: str, num_steps: int) -> Iterable[Any]:
         image = photograph(256, name)
         observed, mask = inpainting_problem(image)
-        peers = inpainted(observed, mask)
-        for num_steps in (3, 6):
-            engine = StructuredMeanField(
-                wavelet_inpainting,
-                num_steps=num_steps,
-                tol=0.2,
-                num_variance_samples=8,
-                num_samples=20,
-                progress_bar=False,
-            )
-            data = KEY, observed, mask
-            fit = Fitted(engine, *data, find=lambda site: np.asarray(site.sd), num_bases=4)
-            if number == 0:  # compiles
-                break
-            held = float(np.mean((np.abs(fit.mean - image) < 1.2816 * fit.found)[~mask]))
-            end = engine.diagnostics
-            cells = [name, str(end.num_steps), "yes" if end.converged else "no", *fit.cells(image, [held])]
-            cells += [f"{decibels(image, peers[peer].image):.2f}" for peer in ("linear interpolation", "biharmonic")]
-            lines.append("| " + " | ".join(cells) + " |")
-            print(lines[-1], flush=True)
-    return lines
+        options = {"num_steps": num_steps, "tol": 0.2, "num_variance_samples": 8, "num_samples": 20}
+        engine = StructuredMeanField(wavelet_inpainting, progress_bar=False, **options)
+        mean, sd, times = timed_fit(engine, KEY, observed, mask, find=lambda site: site.sd, num_bases=4)
+        held = np.mean((np.abs(mean - image) < 1.2816 * sd)[~mask])
+        found, peers = engine.diagnostics, inpainted(observed, mask)
+        others = (f"{decibels(image, peers[peer].image):.2f}" for peer in ("linear interpolation", "biharmonic"))
+        return name, found.num_steps, found.converged, f"{decibels(image, mean):.2f}", f"{held:.1%}", *times, *others
+
+    row("camera", 3)  # compiles
+    rows = (row(*case) for case in itertools.product(("camera", "ascent", "aero"), (3, 6)))
+    heads = "picture | steps | converged | dB | 80 % | mean, CPU-s | and bands | linear, dB | biharmonic, dB"
+    return table(heads, rows)
 
 
 SEVERAL: dict[str, Any] = {"num_shifts": 16, "average_over": {"wavelet": ["haar", "sym4"]}}
 COMPONENTS = {"Laplace": ("laplace", "laplace"), "Student-t": ("gaussian", "student")}
 
 
-def eight_methods() -> list[Table]:
+def eight_methods() -> list[Methods]:
     """Modes and bounds, independent and trees, Laplace and Student-t components, one basis (Ko 2017, table 2.6)."""
     tables = [
-        Table("Denoising, camera 64 x 64, one basis unless said", "dB", is_error=False),
-        Table("Inpainting, camera 64 x 64, a quarter of the pixels, one basis unless said", "dB", is_error=False),
+        Methods("Denoising, camera 64 x 64, one basis unless said", "dB", is_error=False),
+        Methods("Inpainting, camera 64 x 64, a quarter of the pixels, one basis unless said", "dB", is_error=False),
     ]
     image = photograph(128).reshape(64, 2, 64, 2).mean((1, 3))
     generator = np.random.default_rng(0)
@@ -207,27 +190,22 @@ def eight_methods() -> list[Table]:
         (wavelet_denoising, (noisy, NOISE), {}),
         (wavelet_inpainting, (observed, mask, 0.01), {"num_bases": 1, "wavelet": "db2"}),
     )
-    for table, (model, data, options) in zip(tables, tasks, strict=True):
-        for family, (low, high) in COMPONENTS.items():
-            for shape in ("independent", "tree"):
-                learned: dict[str, Any] = {}
-                for variances in ("auto", "none"):
-                    start = time.process_time()
-                    engine = StructuredMeanField(
-                        model,
-                        tol=0.2,
-                        variances=variances,
-                        num_variance_samples=10,
-                        hyper_values=learned,
-                        progress_bar=False,
-                    )
-                    engine.run(KEY, *data, factorial=shape == "independent", low=low, high=high, **options)
-                    learned = {name: parameter.value for name, parameter in engine.hyper.items()}
-                    value = decibels(image, np.asarray(engine.posterior["image"].mean))
-                    name = f"{'bound' if variances == 'auto' else 'mode'}, {shape}, {family}"
-                    table.add(name, value, None, time.process_time() - start)
-    for table, found in zip(tables, (best_denoised(image, noisy), inpainted(observed, mask)), strict=True):
-        table.peers(found, image)
+    cases = list(itertools.product(COMPONENTS.items(), ("independent", "tree")))
+    for methods, (model, data, options) in zip(tables, tasks, strict=True):
+        for (family, (low, high)), shape in cases:
+            learned: dict[str, Any] = {}
+            for variances, what in (("auto", "bound"), ("none", "mode")):
+                engine = StructuredMeanField(
+                    model, tol=0.2, variances=variances, num_variance_samples=10, hyper_values=learned,
+                    progress_bar=False,
+                )  # fmt: skip
+                given = {"factorial": shape == "independent", "low": low, "high": high}
+                methods.fit(
+                    f"{what}, {shape}, {family}", image, engine, KEY, *data, has_bands=False, **given, **options
+                )
+                learned = {name: parameter.value for name, parameter in engine.hyper.items()}
+    for methods, found in zip(tables, (best_denoised(image, noisy), inpainted(observed, mask)), strict=True):
+        methods.peers(found, image)
     return tables
 
 
@@ -334,7 +312,7 @@ def main() -> None:
     report = parser.parse_args().report
     if report is not None:
         title, words, lines = REPORTS[report]
-        write_report(f"images-{report}", [f"# {title}", "", *words, *lines()], f"images_table --{report}")
+        write_report(f"images-{report}", [f"# {title}", "", *words, *lines()], f"images.report --{report}")
         return
     numpyro.enable_x64()
     tables = [photons()]
@@ -344,8 +322,8 @@ def main() -> None:
     write_report("images", ["# Pictures by the engines and by scikit-image", "", *words, *_lines_of(tables)])
 
 
-def _lines_of(tables: list[Table]) -> list[str]:
-    return [line for table in tables for line in table.lines()]
+def _lines_of(tables: list[Methods]) -> list[str]:
+    return [line for methods in tables for line in methods.lines()]
 
 
 if __name__ == "__main__":

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 
-from ..harness import table_head
-from .peers import Picture, decibels
+from ..harness import cpu_seconds, table
+from .peers import Picture
+from .pictures import decibels, inside
 
 
-class Table:
+class Methods:
     """Rows of one problem, best first."""
 
     def __init__(self, title: str, figure: str, is_error: bool) -> None:
@@ -35,14 +35,18 @@ class Table:
         *data: Any,
         where: Any = slice(None),
         remark: str = "",
+        has_bands: bool = True,
         **options: Any,
     ) -> None:
         """Of an engine, with decibels and bands of the pixels ``where``."""
-        start = time.process_time()
-        engine.run(*data, **options)
-        site = engine.posterior["image"]
-        value, covered = decibels(image, np.asarray(site.mean)), inside(site, image, where)
-        self.add(name, value, covered, time.process_time() - start, remark)
+
+        def found() -> tuple[float, float | None]:
+            engine.run(*data, **options)
+            site = engine.posterior["image"]
+            return decibels(image, np.asarray(site.mean)), inside(site, image, where) if has_bands else None
+
+        (value, covered), seconds = cpu_seconds(found)
+        self.add(name, value, covered, seconds, remark)
 
     def peers(self, found: dict[str, Picture], image: np.ndarray, value: Any = decibels) -> None:
         for name, peer in found.items():
@@ -55,17 +59,8 @@ class Table:
             "",
             f"## {self.title}",
             "",
-            *table_head(f"method | {self.figure} | 80 % bands hold | CPU-s | "),
-            *("| " + " | ".join(cells) + " |" for _, cells in rows),
+            *table(f"method | {self.figure} | 80 % bands hold | CPU-s | ", (cells for _, cells in rows)),
         ]
-
-
-def inside(site: Any, image: np.ndarray, where: np.ndarray | slice = slice(None), transform: Any = None) -> float:
-    """Share of the pixels in bands of 80 %."""
-    lower, upper = (np.asarray(bound) for bound in site.interval(0.8))
-    if transform is not None:
-        lower, upper = transform(lower), transform(upper)
-    return float(np.mean(((lower <= image) & (image <= upper))[where]))
 
 
 def risk_of(site: Any, pooling: str, noise: float = 1.0) -> str:

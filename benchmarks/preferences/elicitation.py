@@ -2,18 +2,16 @@
 
 The protocol of Houlsby (2014), section 6.5: of the 45 pairs of ten items each person has answered 5, may be asked 35,
 and is tested on 5; ten questions, one to each person in each round, by information (BALD), by the entropy of the
-answer, or at random. ``WORK`` keeps one file for each draw, so that a run that was ended goes on; ``--draws`` says how
-many there are at most, ``--minutes`` when to begin no other. The sushi are those of ``load_sushi``; of the seven metals
-of the Jura (``jura/jura.csv``) 3 answers are given, 15 may be asked and 3 are tests. A quarter of an hour.
+answer, or at random. The sushi are those of ``load_sushi``; of the seven metals of the Jura (``jura/jura.csv``) 3
+answers are given, 15 may be asked and 3 are tests. A quarter of an hour.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,8 +19,7 @@ import numpy as np
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information, predictive_entropy
 
-from ..harness import summary, table_head, write_report
-from ..harness.repeats import begin, keep, kept_draws, parser_of_draws
+from ..harness import Study, summary, table
 from .people import DATA, NUM_USERS, Moments, People, alone, products, shared_moments
 
 _NUM_QUERIES = 10
@@ -83,11 +80,8 @@ SYSTEMS: dict[str, Callable[[People], Callable[[np.ndarray], Moments]]] = {
 }
 
 
-def _name(data: str, system: str) -> str:
-    return f"{data}-{system.replace(', ', '_').replace(' ', '_')}"
-
-
-def _ask(data: str, system: str, seed: int) -> dict[str, list[float]]:
+def ask(seed: int, data: str, system: str) -> dict[str, list[float]]:
+    """Errors along the questions by each acquisition."""
     people = DATA[data](seed)
     return {a: query(SYSTEMS[system](people), people.answers, a, seed) for a in _ACQUISITIONS}
 
@@ -97,41 +91,39 @@ def _mean(values: np.ndarray) -> str:
     return f"{values.mean():.3f}{error}"
 
 
-def _rows(work: Path) -> Iterator[str]:
-    yield from table_head(
-        "data | system | draws | before | information | entropy | random | less random | less entropy | thesis"
-    )
-    for name, system in itertools.product(DATA, SYSTEMS):
-        draws = kept_draws(work, _name(name, system))
-        if not draws:
-            continue
-        last = {a: np.array([draw[a][-1] for draw in draws]) for a in _ACQUISITIONS}
-        before = np.array([draw["random"][0] for draw in draws])
-        cells = [_mean(before), *(_mean(last[a]) for a in _ACQUISITIONS)]
-        cells += [_mean(last["information"] - last[a]) for a in ("random", "entropy")]
-        thesis = " / ".join(map(str, _THESIS[name].get(system, ())))
-        yield f"| {name} | {system} | {len(draws)} | {' | '.join(cells)} | {thesis} |"
+CASES = {
+    f"{data}-{system.replace(', ', '_').replace(' ', '_')}": (data, system)
+    for system, data in itertools.product(SYSTEMS, DATA)
+}
+
+
+def _rows(found: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
+    for name, (data, system) in sorted(CASES.items(), key=lambda case: list(DATA).index(case[1][0])):
+        draws = found[name]
+        if draws:
+            last = {a: np.array([draw[a][-1] for draw in draws]) for a in _ACQUISITIONS}
+            values = [np.array([draw["random"][0] for draw in draws]), *last.values()]
+            values += [last["information"] - last[a] for a in ("random", "entropy")]
+            yield data, system, len(draws), *map(_mean, values), " / ".join(map(str, _THESIS[data].get(system, ())))
 
 
 def main() -> None:
     """Ask and write."""
-    parser = parser_of_draws(__doc__)
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
-    arguments = begin(parser)
-    work: Path = arguments.work
-    if not arguments.write:
-        end = time.monotonic() + 60.0 * arguments.minutes
-        for seed, system, name in itertools.product(range(arguments.draws), arguments.systems, DATA):
-            keep(work / f"{_name(name, system)}-{seed}.json", partial(_ask, name, system, seed), end)
+    experiments = {name: partial(ask, data=data, system=system) for name, (data, system) in CASES.items()}
+    study = Study(__doc__, experiments, draws=25)
+    found = study.run()
     lines = [
         "# Preference elicitation",
         "",
         f"Share of wrong answers of {NUM_USERS} people after {_NUM_QUERIES} questions to each: mean over draws ± its "
         "standard error; differences are paired. The last column is table 6.3 of Houlsby (2014), in the same order.",
         "",
-        *_rows(work),
+        *table(
+            "data | system | draws | before | information | entropy | random | less random | less entropy | thesis",
+            _rows(found),
+        ),
     ]
-    write_report("elicitation", lines, remarks=work / "remarks.md")
+    study.write("elicitation", lines)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,14 @@
 """Models of many people's preferences: ``python -m benchmarks.preferences.models WORK`` writes the table.
 
 The protocol of table 6.1 of Houlsby (2014): 100 people answer so many of all pairs of items and are tested on the
-others; errors are shares of wrong answers. ``WORK`` keeps one file for each draw, so that a run that was ended goes on;
-``--draws`` says how many there are at most, ``--minutes`` when to begin no other. Three quarters
-of an hour for 25 draws.
+others; errors are shares of wrong answers. Three quarters of an hour for 25 draws.
 """
 
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -22,8 +19,7 @@ import numpyro.distributions as dist
 from numpyro_ext.infer import EP, BilinearEP
 from numpyro_ext.models import joint_preference_gp, preference_factorization
 
-from ..harness import table_head, write_report
-from ..harness.repeats import begin, keep, kept_draws, parser_of_draws
+from ..harness import Study, cpu_seconds, table, verdict
 from .pairs import mean_and_error
 from .people import DATA, NUM_USERS, People, all_pairs, alone, shared_moments
 
@@ -68,8 +64,14 @@ def _parts(people: People, asked: np.ndarray) -> tuple[list[np.ndarray], list[np
     return found[0], found[1]
 
 
-def _error(engine: Any, test: list[np.ndarray], given: dict[str, Any]) -> float:
-    return float(np.mean(np.asarray(engine.log_predictive(*test, **given)["won"]) < np.log(0.5)))
+def _tested(engine: Any, people: People, asked: np.ndarray, with_users: bool = False, **given: Any) -> dict[str, float]:
+    """Share of wrong answers of an engine, its log evidence and whether it converged."""
+    train, test = _parts(people, asked)
+    given |= {"kernel": people.kernel} | ({"user_kernel": people.user_kernel} if with_users else {})
+    engine.run(jax.random.key(0), *train, **given)
+    wrong = np.asarray(engine.log_predictive(*test, **given)["won"]) < np.log(0.5)
+    ended = {"evidence": float(engine.log_evidence), "converged": float(engine.diagnostics.converged)}
+    return {"error": float(np.mean(wrong)), **ended}
 
 
 def by_moments(fit: Callable[..., Callable[..., Any]]) -> Callable[[People, np.ndarray], dict[str, float]]:
@@ -84,11 +86,8 @@ def by_moments(fit: Callable[..., Callable[..., Any]]) -> Callable[[People, np.n
 
 def joint(people: People, asked: np.ndarray) -> dict[str, float]:
     """One Gaussian process on people and items (Bonilla et al. 2010), of unit variance."""
-    train, test = _parts(people, asked)
     engine = EP(joint_preference_gp, hyper_values={"scale": 1.0}, tol=1e-3, progress_bar=False)
-    given: dict[str, Any] = {"kernel": people.kernel, "user_kernel": people.user_kernel}
-    engine.run(jax.random.key(0), *train, **given)
-    return {"error": _error(engine, test, given), "evidence": float(engine.log_evidence)}
+    return _tested(engine, people, asked, with_users=True)
 
 
 def _joint_with_scale(
@@ -100,12 +99,9 @@ def _joint_with_scale(
 
 def joint_with_scale(people: People, asked: np.ndarray) -> dict[str, float]:
     """The same, its standard deviation by the evidence."""
-    train, test = _parts(people, asked)
     engine = EP(_joint_with_scale, hyper_values={"scale": 1.0}, tol=1e-2, progress_bar=False)
-    given: dict[str, Any] = {"kernel": people.kernel, "user_kernel": people.user_kernel}
-    engine.run(jax.random.key(0), *train, **given)
-    ended = {"evidence": float(engine.log_evidence), "converged": float(engine.diagnostics.converged)}
-    return {"error": _error(engine, test, given), "scale": float(engine.hyper["size"].value), **ended}
+    found = _tested(engine, people, asked, with_users=True)
+    return found | {"scale": float(engine.hyper["size"].value)}
 
 
 def factorised(
@@ -114,13 +110,8 @@ def factorised(
     """Products of weights of the people and processes on the items (Houlsby et al. 2012)."""
 
     def found(people: People, asked: np.ndarray) -> dict[str, float]:
-        train, test = _parts(people, asked)
         engine = BilinearEP(preference_factorization, tol=1e-3, num_steps=200, progress_bar=False)
-        given: dict[str, Any] = {"num_users": NUM_USERS, "kernel": people.kernel, "rank": rank, "shared": shared}
-        given |= {"user_kernel": people.user_kernel} if with_users else {}
-        engine.run(jax.random.key(0), *train, **given)
-        ended = {"evidence": float(engine.log_evidence), "converged": float(engine.diagnostics.converged)}
-        return {"error": _error(engine, test, given), **ended}
+        return _tested(engine, people, asked, with_users, num_users=NUM_USERS, rank=rank, shared=shared)
 
     return found
 
@@ -158,122 +149,89 @@ def surface(seed: int) -> dict[str, Any]:
     return {key: [[each[key] for each in row] for row in fits] for key in ("evidence", "converged")}
 
 
-def _compute(work: Path, num_draws: int, num_surfaces: int, minutes: float) -> None:
-    end = time.monotonic() + 60.0 * minutes
-
-    def all_systems(name: str, seed: int) -> dict[str, Any]:
-        people = shuffled(DATA[name](seed), seed)
-        found = {}
-        for system, fit in SYSTEMS.items():
-            if seed >= _NUM_WITH_ALL and system in _NOT_ASKED:
-                continue
-            begun = time.process_time()
-            found[system] = fit(people, asked_of(people, name)) | {"seconds": time.process_time() - begun}
-        return found
-
-    for seed in range(num_draws):
-        for name in DATA:
-            keep(work / f"{name}-{seed}.json", functools.partial(all_systems, name, seed), end)
-        if seed < num_surfaces:
-            keep(work / f"surface-{seed}.json", functools.partial(surface, seed), end)
+def all_systems(seed: int, name: str) -> dict[str, dict[str, float]]:
+    """Errors of all systems on one draw, and CPU-seconds."""
+    people, found = shuffled(DATA[name](seed), seed), {}
+    for system, fit in SYSTEMS.items():
+        if seed < _NUM_WITH_ALL or system not in _NOT_ASKED:
+            values, seconds = cpu_seconds(fit, people, asked_of(people, name))
+            found[system] = values | {"seconds": seconds}
+    return found
 
 
-def _rows(work: Path) -> Iterator[str]:
-    yield from table_head(
-        "data | system | draws | error | less that of SU, paired | thesis | within 0.03 | converged | CPU-s"
-    )
-    for name in DATA:
-        all_draws = kept_draws(work, name)
-        for system in SYSTEMS if all_draws else ():
-            draws = [draw for draw in all_draws if system in draw]
-            of = [draw[system] for draw in draws]
-            paired = mean_and_error(each["error"] - draw["SU"]["error"] for each, draw in zip(of, draws, strict=True))
-            thesis = _THESIS[name].get(system.partition(", scale")[0])
-            error = np.mean([each["error"] for each in of])
-            is_near = "" if thesis is None else "yes" if abs(error - thesis) <= 0.03 else "no"
-            ended = f"{sum(each['converged'] for each in of):.0f}" if "converged" in of[0] else ""
-            seconds = f"{np.median([each['seconds'] for each in of]):.1f}"
-            cells = [name, system, str(len(of)), mean_and_error(each["error"] for each in of), paired]
-            yield f"| {' | '.join([*cells, '' if thesis is None else f'{thesis:g}', is_near, ended, seconds])} |"
+def _rows(found: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
+    for name, system in itertools.product(DATA, SYSTEMS):
+        draws = [draw for draw in found[name] if system in draw]
+        if not draws:
+            continue
+        of = [draw[system] for draw in draws]
+        error = np.array([each["error"] for each in of])
+        paired = error - [draw["SU"]["error"] for draw in draws]
+        thesis = _THESIS[name].get(system.partition(", scale")[0])
+        is_near = None if thesis is None else abs(error.mean() - thesis) <= 0.03
+        ended = f"{sum(each['converged'] for each in of):.0f}" if "converged" in of[0] else ""
+        seconds = f"{np.median([each['seconds'] for each in of]):.1f}"
+        yield name, system, len(of), mean_and_error(error), mean_and_error(paired), thesis, is_near, ended, seconds
 
 
-def _scales(work: Path) -> str:
-    found = {name: [draw["BO, scale learned"]["scale"] for draw in kept_draws(work, name)] for name in DATA}
+def _scales(found: dict[str, list[Any]]) -> str:
+    scales = {name: [draw["BO, scale learned"]["scale"] for draw in found[name]] for name in DATA}
     return ", ".join(
-        f"{np.median(of):.2g} ({name}, {min(of):.2g} to {max(of):.2g})" for name, of in found.items() if of
+        f"{np.median(of):.2g} ({name}, {min(of):.2g} to {max(of):.2g})" for name, of in scales.items() if of
     )
 
 
-def _targets(work: Path) -> Iterator[str]:
+def _targets(found: dict[str, list[Any]]) -> Iterator[str]:
     """What was asked of the means, and whether it is so."""
-    errors = {
-        name: {
-            system: np.array([draw[system]["error"] for draw in draws])
-            for system in SYSTEMS
-            if system not in _NOT_ASKED
-        }
-        for name in DATA
-        if (draws := kept_draws(work, name))
-    }
 
     def said(what: str, is_met: bool, *differences: np.ndarray) -> str:
-        of = ", ".join(mean_and_error(each) for each in differences)
-        return f"- {what}: {'**met**' if is_met else '**missed**'} ({of})."
+        return f"- {what}: {verdict(is_met)} ({', '.join(map(mean_and_error, differences))})."
 
-    for name, of in errors.items():
+    for name in (name for name in DATA if found[name]):
+        of = {s: np.array([draw[s]["error"] for draw in found[name]]) for s in SYSTEMS if s not in _NOT_ASKED}
         for system in ("BI", "CP"):
             less = of[system] - of["SU"]
             yield said(f"{name}: {system} below SU", less.mean() < 0.0, less)
-        less = of["CPU"] - of["CP"]
-        below = name == "synthetic"
-        what = f"{name}: CPU {'below' if below else 'not below'} CP"
-        yield said(what, (less.mean() < 0.0) == below, less)
-        for system in ("BO", "BO, scale learned"):
+        less, below = of["CPU"] - of["CP"], name == "synthetic"
+        yield said(f"{name}: CPU {'below' if below else 'not below'} CP", (less.mean() < 0.0) == below, less)
+        place = {"synthetic": ("best", -1.0), "sushi": ("last", 1.0)}.get(name)
+        for system in ("BO", "BO, scale learned") if place else ():
             others = [of[system] - of[other] for other in ("CPU", "CP", "BI", "SU")]
-            if name == "synthetic":
-                what = f"{name}: {system}: best (less CPU, CP, BI, SU)"
-                yield said(what, all(x.mean() <= 0.0 for x in others), *others)
-            if name == "sushi":
-                what = f"{name}: {system}: last (less CPU, CP, BI, SU)"
-                yield said(what, all(x.mean() >= 0.0 for x in others), *others)
+            is_met = all(place[1] * x.mean() >= 0.0 for x in others)
+            yield said(f"{name}: {system}: {place[0]} (less CPU, CP, BI, SU)", is_met, *others)
 
 
-def _surfaces(work: Path) -> Iterator[str]:
+def _surfaces(found: list[dict[str, Any]]) -> list[str]:
     """The first surface, and of all of them where the maximum is."""
-    places = []
-    for seed, fits in enumerate(kept_draws(work, "surface")):
-        table = np.array(fits["evidence"])
-        users, items = np.unravel_index(np.nanargmax(table), table.shape)
-        places.append((_LENGTHS[users], _LENGTHS[items]))
-        if seed:
-            continue
-        yield "Log evidence of CPU with D = 5 on the first draw of the synthetic people, less its maximum (fig. 6.2):"
-        yield ""
-        yield from table_head("log length of users | " + " | ".join(f"of items {x:g}" for x in _LENGTHS))
-        for length, row in zip(_LENGTHS, table - np.nanmax(table), strict=True):
-            yield f"| {length:g} | " + " | ".join(f"{value:.1f}" for value in row) + " |"
-        yield ""
-    if places:
-        converged = np.mean([fits["converged"] for fits in kept_draws(work, "surface")])
-        are_met = [set(place) <= {0.0, 0.5} for place in places]
-        verdict = "**met**" if all(are_met) else "**missed**"
-        yield (
-            f"Maximum at log lengths in {{0, 0.5}}, which are 0 in truth: {verdict}, "
-            f"true of {sum(are_met)} of {len(are_met)} draws; maxima (users, items) at "
-            + ", ".join(f"({users:g}, {items:g})" for users, items in places)
-            + f". Of the fits {converged:.0%} were at 1e-3 after 200 iterations."
-        )
-        yield ""
+    if not found:
+        return []
+    tables = [np.array(fits["evidence"]) for fits in found]
+    places = [np.unravel_index(np.nanargmax(each), each.shape) for each in tables]
+    maxima = [(_LENGTHS[users], _LENGTHS[items]) for users, items in places]
+    are_met = [set(place) <= {0.0, 0.5} for place in maxima]
+    converged = np.mean([fits["converged"] for fits in found])
+    rows = zip(_LENGTHS, tables[0] - np.nanmax(tables[0]), strict=True)
+    return [
+        "Log evidence of CPU with D = 5 on the first draw of the synthetic people, less its maximum (fig. 6.2):",
+        "",
+        *table(
+            "log length of users | " + " | ".join(f"of items {x:g}" for x in _LENGTHS),
+            ((f"{length:g}", *(f"{value:.1f}" for value in row)) for length, row in rows),
+        ),
+        "",
+        f"Maximum at log lengths in {{0, 0.5}}, which are 0 in truth: {verdict(all(are_met))}, true of {sum(are_met)} "
+        f"of {len(are_met)} draws; maxima (users, items) at "
+        + ", ".join(f"({users:g}, {items:g})" for users, items in maxima)
+        + f". Of the fits {converged:.0%} were at 1e-3 after 200 iterations.",
+        "",
+    ]
 
 
 def main() -> None:
     """Fit and write."""
-    parser = parser_of_draws(__doc__)
-    parser.add_argument("--surfaces", type=int, default=1)
-    arguments = begin(parser)
-    work: Path = arguments.work
-    if not arguments.write:
-        _compute(work, arguments.draws, arguments.surfaces, arguments.minutes)
+    experiments = {name: functools.partial(all_systems, name=name) for name in DATA}
+    study = Study(__doc__, experiments | {"surface": surface}, draws=dict.fromkeys(DATA, 25) | {"surface": 1})
+    found = study.run()
     asked = ", ".join(f"{number} ({name})" for name, number in _NUM_ASKED.items())
     lines = [
         "# Models of many people's preferences",
@@ -281,21 +239,24 @@ def main() -> None:
         f"Share of wrong answers of {NUM_USERS} people, each trained on so many pairs: {asked}; all others are tests. "
         "Means over draws ± standard errors; table 6.1 of Houlsby (2014).",
         "",
-        *_rows(work),
+        *table(
+            "data | system | draws | error | less that of SU, paired | thesis | within 0.03 | converged | CPU-s",
+            _rows(found),
+        ),
         "",
         "SU are processes of each person alone, BI utilities whose mean and covariance all share (EM), BO one process "
         "on people and items, CP products of D = 20 weights and processes on the items (BilinearEP, at most 200 "
         "iterations to 1e-3), CPU the same with processes on the people. All kernels have unit variance and the median "
         "length (one for the synthetic people, of whom it is known), and nothing was chosen by data, but for the scale "
-        f"of the last BO, its standard deviation, which has the largest evidence: {_scales(work)}. CPU-s are medians "
+        f"of the last BO, its standard deviation, which has the largest evidence: {_scales(found)}. CPU-s are medians "
         f"of the draws, of which the first of each run compiles. D = 5 in the first {_NUM_WITH_ALL} draws only.",
         "",
-        *_surfaces(work),
+        *_surfaces(found["surface"]),
         "What was asked (differences in brackets):",
         "",
-        *_targets(work),
+        *_targets(found),
     ]
-    write_report("preference-models", lines, script="preferences.models", remarks=work / "remarks.md")
+    study.write("preference-models", lines)
 
 
 if __name__ == "__main__":

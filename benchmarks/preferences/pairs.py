@@ -1,21 +1,41 @@
-"""What the tables of preferences share: kernels of features, pairs of people, and how results are written."""
+"""Pairs of people's rankings, and fits of what people share, of all studies of preferences."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 
-from ..harness import repeats
+from numpyro_ext.datasets import load_sushi
+from numpyro_ext.infer import collaborative_em
+
+from ..harness import tables
 
 BITS = np.log(2.0)
+mean_and_error = partial(tables.mean_and_error, digits=3)
+em = partial(collaborative_em, progress_bar=False)
 
 
 def kernel_of(features: np.ndarray, psi: float, alpha: float = 0.1) -> np.ndarray:
     """Covariance of items by their features, with a share of noise."""
     squares = np.sum((features[:, None] - features) ** 2, axis=-1)
     return np.asarray(np.exp(-squares / psi) + alpha * np.eye(len(features)))
+
+
+def sushi_users(seed: int, number: int = 200) -> np.ndarray:
+    """Random people among the five thousand who ranked sushi."""
+    return np.random.default_rng(seed).permutation(5000)[:number]
+
+
+def sushi_pairs(seed: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Sushi A: of 200 people three pairs for training, one held out and one for validation; and the kernel."""
+    data = load_sushi("a")
+    parts = drawn_pairs(data.rankings[sushi_users(1000 + seed)], (3, 1, 1), seed)
+    return parts, kernel_of(data.item_features, 10.0)
 
 
 def drawn_pairs(rankings: np.ndarray, counts: tuple[int, ...], seed: int) -> list[np.ndarray]:
@@ -47,17 +67,47 @@ def held_out(pairs: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.n
     return shuffled[order[is_kept & (place >= count)]], shuffled[order[is_kept & (place < count)]]
 
 
+def ordered(pairs: np.ndarray) -> tuple[np.ndarray, ...]:
+    """User, the item with the smaller number, the other, and whether the first won."""
+    user, winner, loser = pairs.T
+    return user, np.minimum(winner, loser), np.maximum(winner, loser), (winner < loser).astype(int)
+
+
 def loss(fit: Any, test: np.ndarray) -> float:
     """Mean negative log probability of what was preferred, in bits."""
     return float(-np.mean(fit.log_predictive(*test.T)) / BITS)
 
 
-def mean_and_error(values: Any) -> str:
-    array = np.asarray(list(values), float)
-    return repeats.mean_and_error(array, digits=3) if array.size > 1 else f"{array.mean():.3f}"
+def run_engine(engine: Any, train: np.ndarray, test: np.ndarray, seed: int = 0, **given: Any) -> dict[str, float]:
+    """Loss, log evidence and convergence of an engine that is run on winners and losers."""
+    engine.run(jax.random.key(seed), *train.T, np.ones(len(train), int), **given)
+    log_probability = engine.log_predictive(*test.T, np.ones(len(test), int), **given)["won"]
+    return {
+        "loss": float(-np.mean(log_probability) / BITS),
+        "evidence": float(engine.log_evidence),
+        "converged": float(engine.diagnostics.converged),
+    }
 
 
-def asked(what: str, are_met: Any) -> str:
-    """What was asked of every draw, and of how many it is true."""
+def along_em(
+    parts: Sequence[np.ndarray], kernel: np.ndarray, V: np.ndarray, steps: Sequence[int], **options: Any
+) -> list[tuple[float, float, int, int]]:
+    """Losses on validation and on test pairs, rank and number of iterations, after so many iterations of EM more.
+
+    :param parts: pairs for training, for the test and for validation.
+    :param V: loadings to start from.
+    """
+    train, test, validation = parts
+    values: Any = {"V": V}
+    path, done = [], 0
+    for count in steps:
+        fit = em(train, kernel, V.shape[1], accelerator="none", num_steps=count, tol=0.0, init_values=values, **options)
+        values, done = fit.parameters, done + count
+        path.append((loss(fit, validation), loss(fit, test), V.shape[1], done))
+    return path
+
+
+def share_met(what: str, are_met: Iterable[bool]) -> str:
+    """Sentence on what was asked of every draw, and of how many it is true."""
     found = list(are_met)
     return f"{what}: {'met' if all(found) else 'missed'}, true of {sum(found)} of {len(found)} draws."

@@ -27,6 +27,8 @@ from numpyro_ext.infer.bilinear.algorithms import hybrid
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.structure.bilinear.form import Bilinear, CoupledSide, GaussianSide
 
+from ..harness import standardised
+
 NUM_USERS, NUM_ITEMS = 100, 10
 _METALS = ("Cd", "Co", "Cr", "Cu", "Ni", "Pb", "Zn")
 
@@ -52,11 +54,6 @@ def kernel_of_features(features: np.ndarray, length: float | None = None) -> np.
     return np.asarray(np.exp(-0.5 * squares / length**2) + 1e-5 * np.eye(len(features)))
 
 
-def _standard(values: np.ndarray) -> np.ndarray:
-    spread = values.std(axis=0)
-    return np.asarray((values - values.mean(axis=0)) / np.where(spread > 0.0, spread, 1.0))
-
-
 def _indicators(values: np.ndarray) -> np.ndarray:
     return (values[:, None] == np.unique(values)).astype(float)
 
@@ -77,7 +74,7 @@ def synthetic(seed: int) -> People:
 def features_of_people(known: np.ndarray) -> np.ndarray:
     """Of the columns that are known of who ranked sushi: gender, age, time that it took, east or west as a child and
     now, moved; and the region of now."""
-    return np.hstack([_standard(known[:, [1, 2, 3, 6, 9, 10]]), _indicators(known[:, 8])])
+    return np.hstack([standardised(known[:, [1, 2, 3, 6, 9, 10]]), _indicators(known[:, 8])])
 
 
 def sushi(seed: int) -> People:
@@ -95,9 +92,9 @@ def jura(seed: int) -> People:
     """Sites that "prefer" the metal of which they have more, in standard units; 20 other sites are features."""
     with data_path("jura", "jura.csv").open() as file:
         rows = list(csv.DictReader(file))
-    values = _standard(np.array([[float(row[metal]) for metal in _METALS] for row in rows]))
+    values = standardised(np.array([[float(row[metal]) for metal in _METALS] for row in rows]))
     kinds = [_indicators(np.array([row[name] for row in rows])) for name in ("Landuse", "Rock")]
-    known = np.hstack([_standard(np.array([[float(row[n]) for n in ("Xloc", "Yloc")] for row in rows])), *kinds])
+    known = np.hstack([standardised(np.array([[float(row[n]) for n in ("Xloc", "Yloc")] for row in rows])), *kinds])
     order = np.random.default_rng(2000 + seed).permutation(len(values))
     chosen = order[20 : 20 + NUM_USERS]
     features, sites = values[order[:20]].T, values[chosen]
@@ -134,34 +131,22 @@ def _all_people(num_items: int) -> Callable[..., tuple[Array, ...]]:
     return jax.jit(jax.vmap(one, in_axes=(None, None, 0, 0)))
 
 
-def _people(answers: np.ndarray) -> Callable[..., tuple[np.ndarray, ...]]:
-    """Means and variances of pairs and of utilities, as a function of mean, covariance and what has been asked."""
-
-    def fit(mean: np.ndarray, kernel: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, ...]:
-        found = _all_people(len(kernel))(
-            jnp.asarray(mean), jnp.asarray(kernel), jnp.asarray(answers), jnp.asarray(asked)
-        )
-        return tuple(map(np.asarray, found))
-
-    return fit
-
-
 def alone(answers: np.ndarray, kernel: np.ndarray) -> Callable[[np.ndarray], Moments]:
     """Each person by a Gaussian process of their own."""
-    people = _people(answers)
-    return lambda asked: people(np.zeros(len(kernel)), kernel, asked)[:2]
+    fit = _all_people(len(kernel))
+    return lambda asked: tuple(map(np.asarray, fit(jnp.zeros(len(kernel)), kernel, answers, asked)[:2]))
 
 
 def shared_moments(answers: np.ndarray, kernel: np.ndarray) -> Callable[[np.ndarray], Moments]:
     """Utilities whose mean and covariance all people share, by expectation maximisation (Birlutiu et al. 2013)."""
-    people = _people(answers)
+    fit = _all_people(len(kernel))
     mean, covariance, is_first = np.zeros(len(kernel)), kernel, True
     first, second = all_pairs(len(kernel)).T
 
     def moments(asked: np.ndarray) -> Moments:
         nonlocal mean, covariance, is_first
         for _ in range(20 if is_first else 5):
-            _, of_pairs, means, variances = people(mean, covariance, asked)
+            _, of_pairs, means, variances = map(np.asarray, fit(mean, covariance, answers, asked))
             each = np.zeros((*means.shape, means.shape[1]))
             each[:, first, second] = 0.5 * (variances[:, first] + variances[:, second] - of_pairs)
             each += np.swapaxes(each, 1, 2) + variances[:, :, None] * np.eye(means.shape[1])
@@ -169,7 +154,7 @@ def shared_moments(answers: np.ndarray, kernel: np.ndarray) -> Callable[[np.ndar
             away = means - mean
             covariance = np.mean(each + away[:, :, None] * away[:, None], axis=0)
         is_first = False
-        return people(mean, covariance, asked)[:2]
+        return tuple(map(np.asarray, fit(mean, covariance, answers, asked)[:2]))
 
     return moments
 

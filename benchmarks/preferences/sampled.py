@@ -6,7 +6,6 @@ alone are integrated by expectation propagation, and what all people share is sa
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import jax
@@ -16,14 +15,12 @@ import numpyro
 import numpyro.distributions as dist
 from jax.scipy.stats import norm
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
-from numpyro.infer import MCMC, NUTS
 
-from numpyro_ext.datasets import load_sushi
-from numpyro_ext.infer import BilinearVG, collaborative_em, marginalize
+from numpyro_ext.infer import BilinearVG, marginalize
 
-from ..harness import repeats
-from .pairs import BITS, drawn_pairs, kernel_of, loss, mean_and_error
-from .sushi import systems_table
+from ..harness import cpu_seconds, make_nuts, tables, verdict
+from .pairs import BITS, mean_and_error, ordered, sushi_pairs
+from .sushi import at_a_point, start_of, systems_table
 
 _RANK, _NUM_USERS = 2, 200
 _BY_BOUND, _SAMPLED = "V and b integrated, BilinearVG", "V, b and scales integrated, own process, NUTS on EP"
@@ -46,35 +43,6 @@ def integrated(user: Any, first: Any, second: Any, won: Any = None, *, num_users
         numpyro.sample("won", dist.Bernoulli(probs=norm.cdf(difference)), obs=won)
 
 
-def pairs_of(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Training, test and validation pairs as in ``sushi_a``, and the kernel."""
-    data = load_sushi("a")
-    rankings = data.rankings[np.random.default_rng(1000 + seed).permutation(5000)[:200]]
-    train, test, validation = drawn_pairs(rankings, (3, 1, 1), seed)
-    return train, test, validation, kernel_of(data.item_features, 10.0)
-
-
-def point_estimates(
-    train: np.ndarray, parts: tuple[np.ndarray, np.ndarray], K: np.ndarray, seed: int
-) -> dict[str, Any]:
-    """GPitem, and loadings at a point, with losses on pairs of the test and of the validation; starts as in sushi_a."""
-    found: dict[str, Any] = {}
-    white = 0.3 * np.asarray(jax.random.normal(jax.random.key(seed), (10, _RANK)))
-    for name, kernel, rank in (("GPitem", K, 0), ("VU, D = 2", np.eye(10), 2), ("GPVU, D = 2", K, 2)):
-        begun, V = time.process_time(), np.linalg.cholesky(kernel) @ white * (np.arange(_RANK) < rank)
-        options: Any = {"num_users": 200, "num_steps": 150, "progress_bar": False}
-        fit = collaborative_em(train, kernel, _RANK, init_values={"V": V}, **options)
-        found[name] = {
-            "loss": loss(fit, parts[0]),
-            "validation": loss(fit, parts[1]),
-            "evidence": float(fit.objective_trace[-1]),
-            "converged": float(fit.converged),
-            "sigma": float(np.sqrt(fit.prior.variance)),
-            "seconds": time.process_time() - begun,
-        }
-    return found
-
-
 def with_priors(user: Any, first: Any, second: Any, won: Any = None, *, num_users: int, kernel: Any, rank: int) -> None:
     """The model of GPVU, all its parameters with priors."""
     num_items = len(kernel)
@@ -89,22 +57,14 @@ def with_priors(user: Any, first: Any, second: Any, won: Any = None, *, num_user
         numpyro.sample("won", dist.Bernoulli(probs=norm.cdf(f[user, first] - f[user, second])), obs=won)
 
 
-def _ordered(pairs: np.ndarray) -> tuple[np.ndarray, ...]:
-    """User, the item with the smaller number, the other, and whether the first won."""
-    user, winner, loser = pairs.T
-    return user, np.minimum(winner, loser), np.maximum(winner, loser), (winner < loser).astype(int)
-
-
 def _sampled(train: np.ndarray, parts: tuple[np.ndarray, ...], kernel: np.ndarray, seed: int) -> dict[str, float]:
     marginal = marginalize(with_priors, field="utility", tol=1e-4)
-    sampler = MCMC(
-        NUTS(marginal, max_tree_depth=6), num_warmup=_NUM_WARMUP, num_samples=_NUM_SAMPLES, progress_bar=False
-    )
+    sampler = make_nuts(marginal, _NUM_WARMUP, _NUM_SAMPLES, max_tree_depth=6)
     given: dict[str, Any] = {"num_users": _NUM_USERS, "kernel": kernel, "rank": _RANK}
     rounds: list[dict[str, np.ndarray]] = []
     is_sound, rng_key = False, jax.random.key(seed)
     while not is_sound and len(rounds) < _MOST_ROUNDS:
-        sampler.run(rng_key, *_ordered(train), **given, extra_fields=("diverging",))
+        sampler.run(rng_key, *ordered(train), **given, extra_fields=("diverging",))
         rounds.append({name: np.asarray(values) for name, values in sampler.get_samples().items()})
         sampler.post_warmup_state = sampler.last_state
         rng_key = sampler.last_state.rng_key
@@ -129,38 +89,38 @@ def _sampled(train: np.ndarray, parts: tuple[np.ndarray, ...], kernel: np.ndarra
     }
 
 
-def sushi_a_sampled(seed: int) -> dict[str, Any]:
-    """The people and pairs of ``sushi_a``: point estimates, and what all share integrated by a bound or by sampling."""
-    train, test, validation, K = pairs_of(seed)
-    found = point_estimates(train, (test, validation), K, seed)
-    begun = time.process_time()
-    engine = BilinearVG(
-        integrated,
-        covariance={"users": "full", "items": "component"},
-        num_restarts=0,
-        tol=1e-5,
-        progress_bar=False,
-    )
-    given: dict[str, Any] = {"num_users": _NUM_USERS, "num_items": len(K)}
-    engine.run(jax.random.key(0), *_ordered(train), **given)
-    losses = [
-        float(-np.mean(engine.log_predictive(*_ordered(part), **given)["won"]) / BITS) for part in (test, validation)
-    ]
-    found[_BY_BOUND] = {
+def _by_bound(train: np.ndarray, parts: tuple[np.ndarray, ...], num_items: int) -> dict[str, float]:
+    families = {"users": "full", "items": "component"}
+    engine = BilinearVG(integrated, covariance=families, num_restarts=0, tol=1e-5, progress_bar=False)
+    given: dict[str, Any] = {"num_users": _NUM_USERS, "num_items": num_items}
+    engine.run(jax.random.key(0), *ordered(train), **given)
+    losses = [float(-np.mean(engine.log_predictive(*ordered(part), **given)["won"]) / BITS) for part in parts]
+    return {
         "loss": losses[0],
         "validation": losses[1],
         "evidence": float(engine.log_evidence),
         "converged": float(engine.diagnostics.converged),
-        "seconds": time.process_time() - begun,
     }
 
-    begun = time.process_time()
-    found[_SAMPLED] = _sampled(train, (test, validation), K, seed)
-    found[_SAMPLED]["seconds"] = time.process_time() - begun
+
+def sushi_a_sampled(seed: int) -> dict[str, Any]:
+    """The people and pairs of ``sushi_a``: point estimates, and what all share integrated by a bound or by sampling."""
+    parts, K = sushi_pairs(seed)
+    train, *others = parts
+    systems = {"GPitem": (K, 0), "VU, D = 2": (np.eye(len(K)), 2), "GPVU, D = 2": (K, 2)}
+    found: dict[str, Any] = {
+        name: at_a_point(parts, kernel, start_of(kernel, seed, rank)) for name, (kernel, rank) in systems.items()
+    }
+    for name, run in {
+        _BY_BOUND: lambda: _by_bound(train, others, len(K)),
+        _SAMPLED: lambda: _sampled(train, others, K, seed),
+    }.items():
+        values, seconds = cpu_seconds(run)
+        found[name] = values | {"seconds": seconds}
     return found
 
 
-def sampled_report(draws: list[dict[str, Any]]) -> list[str]:
+def page(draws: list[dict[str, Any]]) -> list[str]:
     """What is written of the draws."""
     lines = ["# Held-out comparisons: loadings, means and scales sampled", ""]
     lines += ["Losses are mean negative log probabilities in bits; a constant has 1.", ""]
@@ -170,14 +130,11 @@ def sampled_report(draws: list[dict[str, Any]]) -> list[str]:
     def less(name: str, other: str, key: str = "loss") -> np.ndarray:
         return np.array([draw[name][key] - draw[other][key] for draw in draws])
 
-    def verdict(is_met: bool) -> str:
-        return "**met**" if is_met else "**missed**"
-
     lines += ["What was asked:", ""]
     for name in (_BY_BOUND, _SAMPLED):
         from_item = less(name, "GPitem")
         both = mean_and_error(0.5 * (from_item + less(name, "GPitem", "validation")))
-        said = f"{repeats.mean_and_error(from_item, digits=4)}; with the validation pairs {both}"
+        said = f"{tables.mean_and_error(from_item, digits=4)}; with the validation pairs {both}"
         if name == _SAMPLED and len(draws) > _NUM_LOOKED_AT + 1:
             said += f"; without the first {_NUM_LOOKED_AT} draws {mean_and_error(from_item[_NUM_LOOKED_AT:])}"
         below = ", ".join(

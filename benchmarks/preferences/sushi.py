@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,81 +11,82 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_ext.datasets import load_sushi
-from numpyro_ext.infer import EP, BilinearEP, collaborative_em
+from numpyro_ext.infer import EP, BilinearEP
 from numpyro_ext.models import collaborative_preferences, preference_factorization
 
-from ..harness import table_head
-from .pairs import BITS, asked, drawn_pairs, kernel_of, loss, mean_and_error
+from ..harness import cpu_seconds, table
+from .pairs import (
+    along_em,
+    drawn_pairs,
+    em,
+    kernel_of,
+    loss,
+    mean_and_error,
+    run_engine,
+    share_met,
+    sushi_pairs,
+    sushi_users,
+)
 
 _NUM_STEPS = 150
 _SCALES = 0.03, 0.1, 0.3
 _SCALES_OF_B = 1.0, 3.0, 10.0
 
 
-def integrated_loss(train: np.ndarray, test: np.ndarray, num_users: int, K: np.ndarray, rank: int) -> dict[str, float]:
-    """Of tastes and mean utility with priors, by BilinearEP."""
-    given: dict[str, Any] = {"num_users": num_users, "kernel": K, "rank": rank}
-    engine = BilinearEP(preference_factorization, tol=1e-3, progress_bar=False)
-    engine.run(jax.random.key(0), *train.T, np.ones(len(train), int), **given)
-    log_probability = engine.log_predictive(*test.T, np.ones(len(test), int), **given)["won"]
+def at_a_point(parts: list[np.ndarray], kernel: np.ndarray, V: np.ndarray) -> dict[str, float]:
+    """Of loadings that maximise the evidence of EP, from a start whose columns of zeros stay zero."""
+    train, test, validation = parts
+    fit, seconds = cpu_seconds(lambda: em(train, kernel, 2, init_values={"V": V}, num_users=200, num_steps=_NUM_STEPS))
     return {
-        "loss": float(-np.mean(log_probability) / BITS),
-        "evidence": float(engine.log_evidence),
-        "converged": float(engine.diagnostics.converged),
+        "loss": loss(fit, test),
+        "validation": loss(fit, validation),
+        "evidence": float(fit.objective_trace[-1]),
+        "converged": float(fit.converged),
+        "sigma": float(np.sqrt(fit.prior.variance)),
+        "seconds": seconds,
     }
+
+
+def start_of(kernel: np.ndarray, seed: int, rank: int = 2) -> np.ndarray:
+    """Loadings to start from; all ranks are fits of one shape, which is compiled once."""
+    white = 0.3 * np.asarray(jax.random.normal(jax.random.key(seed), (len(kernel), 2)))
+    return np.linalg.cholesky(kernel) @ white * (np.arange(2) < rank)
 
 
 def sushi_a(seed: int) -> dict[str, Any]:
     """200 people, three pairs each, one more to choose the rank and the number of iterations by, and one held out."""
-    data = load_sushi("a")
-    rankings = data.rankings[np.random.default_rng(1000 + seed).permutation(5000)[:200]]
-    train, test, validation = drawn_pairs(rankings, (3, 1, 1), seed)
-    K, eye = kernel_of(data.item_features, 10.0), np.eye(10)
-    found: dict[str, Any] = {}
-    # To the gradient loadings of zero stay zero: all ranks are fits of one shape, which is compiled once.
-    start = np.asarray(jnp.linalg.cholesky(K) @ (0.3 * jax.random.normal(jax.random.key(seed), (10, 2))))
-    white = np.linalg.solve(np.linalg.cholesky(K), start)
+    parts, K = sushi_pairs(seed)
+    train, test, _ = parts
+    eye, start = np.eye(len(K)), start_of(K, seed)
     systems = {"GPitem": (K, 0), "VU, D = 1": (eye, 1), "VU, D = 2": (eye, 2), "GPVU, D = 1": (K, 1)}
-    for name, (kernel, rank) in (systems | {"GPVU, D = 2": (K, 2)}).items():
-        V = (start if kernel is K else white) * (np.arange(2) < rank)
-        options: Any = {"num_users": 200, "num_steps": _NUM_STEPS, "progress_bar": False}
-        fit = collaborative_em(train, kernel, 2, init_values={"V": V}, **options)
-        found[name] = {
-            "loss": loss(fit, test),
-            "evidence": float(fit.objective_trace[-1]),
-            "converged": float(fit.converged),
-            "validation": loss(fit, validation),
-        }
-    for rank in (1, 2):
-        path = []
-        values: Any = {"V": start[:, :rank]}
-        for num_steps in (1, 2, 4, 8, 16, 32):
-            options: Any = {"accelerator": "none", "num_steps": num_steps, "tol": 0.0, "progress_bar": False}
-            fit = collaborative_em(train, K, rank, init_values=values, num_users=200, **options)
-            path.append((loss(fit, validation), loss(fit, test), num_steps))
-            values = fit.parameters
-        chosen = min(path)
-        found[f"GPVU by EM, stopped on validation, D = {rank}"] = {"loss": chosen[1], "validation": chosen[0]}
-    both = [found[f"GPVU by EM, stopped on validation, D = {rank}"] for rank in (1, 2)]
-    found["GPVU by EM, D and iterations on validation"] = min(both, key=lambda each: float(each["validation"]))
-    for method, name in (("jaakkola", "GPVU-JK, D = 2"), ("laplace", "GPVU-LP, D = 2")):
-        options = {"method": method, "num_users": 200, "num_steps": 40, "progress_bar": False}
-        fit = collaborative_em(train, K, 2, init_values={"V": start}, **options)
-        found[name] = {"loss": loss(fit, test), "converged": float(fit.converged)}
-    fit = collaborative_em(train, K, 0, method="laplace", num_users=200, num_steps=40, progress_bar=False)
-    found["GPitem-LP"] = {"loss": loss(fit, test), "converged": float(fit.converged)}
+    systems["GPVU, D = 2"] = K, 2
+    found: dict[str, Any] = {
+        name: at_a_point(parts, kernel, start_of(kernel, seed, rank)) for name, (kernel, rank) in systems.items()
+    }
+    paths = [along_em(parts, K, start[:, :rank], (1, 2, 4, 8, 16, 32), num_users=200) for rank in (1, 2)]
+    for path in paths:
+        name = f"GPVU by EM, stopped on validation, D = {path[0][2]}"
+        found[name] = {"validation": min(path)[0], "loss": min(path)[1]}
+    found["GPVU by EM, D and iterations on validation"] = {"loss": min(map(min, paths))[1]}
+    for name, method, rank in (("GPVU-JK", "jaakkola", 2), ("GPVU-LP", "laplace", 2), ("GPitem-LP", "laplace", 0)):
+        begun = {"init_values": {"V": start}} if rank else {}
+        fit = em(train, K, rank, method=method, num_users=200, num_steps=40, **begun)
+        found[name + (", D = 2" if rank else "")] = {"loss": loss(fit, test), "converged": float(fit.converged)}
     return found
 
 
 def sushi_a_integrated(seed: int) -> dict[str, Any]:
-    """The people and pairs of :func:`sushi_a`, with the scale of the kernel that has the largest evidence."""
-    data = load_sushi("a")
-    rankings = data.rankings[np.random.default_rng(1000 + seed).permutation(5000)[:200]]
-    train, test, _ = drawn_pairs(rankings, (3, 1, 1), seed)
-    K = kernel_of(data.item_features, 10.0)
-    tried = {str(scale): integrated_loss(train, test, 200, scale * K, 2) for scale in _SCALES}
-    scale, chosen = max(tried.items(), key=lambda item: float(item[1]["evidence"]))
-    return {"V and b integrated, D = 2": {**chosen, "scale": float(scale)}, "tried": tried}
+    """The people and pairs of :func:`sushi_a`, tastes and mean utility with priors, by BilinearEP.
+
+    The scale of the kernel is that with the largest evidence.
+    """
+    (train, test, _), K = sushi_pairs(seed)
+
+    def found(scale: float) -> dict[str, float]:
+        engine = BilinearEP(preference_factorization, tol=1e-3, progress_bar=False)
+        return run_engine(engine, train, test, num_users=200, kernel=scale * K, rank=2) | {"scale": scale}
+
+    return {"V and b integrated, D = 2": max(map(found, _SCALES), key=lambda each: each["evidence"])}
 
 
 def preferences_with_kernel(
@@ -107,20 +106,15 @@ def sushi_a_learned(seed: int) -> dict[str, Any]:
     what VU has learned, the other at ψ = 10, and the one with the larger evidence counts.
     """
     data = load_sushi("a")
-    rankings = data.rankings[np.random.default_rng(2000 + seed).permutation(5000)[:1000]]
-    train, test = drawn_pairs(rankings, (10, 2), seed)
+    users = sushi_users(2000 + seed, 1000)
+    train, test = drawn_pairs(data.rankings[users], (10, 2), seed)
     squares = np.sum((data.item_features[:, None] - data.item_features) ** 2, axis=-1)
 
     def found(model: Any, start: dict[str, Any], **kernel: Any) -> tuple[dict[str, float], dict[str, Any]]:
-        given: dict[str, Any] = {"num_users": len(rankings), "rank": 2, **kernel}
         engine = EP(model, init_values=start, progress_bar=False)
-        engine.run(jax.random.key(seed), *train.T, np.ones(len(train), int), **given)
-        log_probability = engine.log_predictive(*test.T, np.ones(len(test), int), **given)["won"]
-        hyper = engine.hyper
-        numbers = {key: float(hyper[key].value) for key in ("psi", "alpha", "sigma") if key in hyper}
-        numbers |= {"loss": float(-np.mean(log_probability) / BITS), "evidence": float(engine.log_evidence)}
-        learned = {name: value.value for name, value in hyper.items()}
-        return numbers | {"converged": float(engine.diagnostics.converged)}, learned
+        numbers = run_engine(engine, train, test, seed, num_users=len(users), rank=2, **kernel)
+        learned = {name: value.value for name, value in engine.hyper.items()}
+        return numbers | {key: float(learned[key]) for key in ("psi", "alpha", "sigma") if key in learned}, learned
 
     own, learned = found(collaborative_preferences, {}, kernel=np.eye(len(squares)))
     alpha = 0.1
@@ -133,49 +127,53 @@ def sushi_b(seed: int) -> dict[str, Any]:
     """All 5000 people and ten of 100 items each, ten pairs for training and one held out; ψ by the evidence."""
     data = load_sushi("b")
     train, test = drawn_pairs(data.rankings, (10, 1), seed)
-    size, options = data.num_items, {"num_users": len(data.rankings), "num_steps": _NUM_STEPS, "inference_tol": 1e-6}
-    white = 0.3 * np.asarray(jax.random.normal(jax.random.key(seed), (size, 2)))
+    options = {"num_users": len(data.rankings), "num_steps": _NUM_STEPS, "inference_tol": 1e-6}
 
     def found(kernel: np.ndarray, **numbers: float) -> dict[str, float]:
-        begun, V = time.process_time(), np.linalg.cholesky(kernel) @ white
-        fit = collaborative_em(train, kernel, 2, init_values={"V": V}, progress_bar=False, **options)
-        numbers |= {"evidence": float(fit.objective_trace[-1]), "converged": float(fit.converged)}
-        return numbers | {"seconds": time.process_time() - begun, "loss": loss(fit, test)}
+        start = {"V": start_of(kernel, seed)}
+        fit, seconds = cpu_seconds(lambda: em(train, kernel, 2, init_values=start, **options))
+        ended = {"evidence": float(fit.objective_trace[-1]), "converged": float(fit.converged)}
+        return numbers | ended | {"seconds": seconds, "loss": loss(fit, test)}
 
     tried = [found(kernel_of(data.item_features, psi), psi=psi) for psi in _SCALES_OF_B]
     chosen = max(tried, key=lambda each: each["evidence"])
-    return {"VU, D = 2": found(np.eye(size)), "GPVU, D = 2": chosen, "GPVU, D = 2, ψ = 10": tried[-1]}
+    return {"VU, D = 2": found(np.eye(data.num_items)), "GPVU, D = 2": chosen, "GPVU, D = 2, ψ = 10": tried[-1]}
 
 
-def systems_table(draws: list[dict[str, Any]], against: str) -> Iterator[str]:
-    yield from table_head(f"system | loss, bits | less that of {against}, paired | evidence | converged")
-    for name in draws[0]:
+def systems_table(draws: list[dict[str, Any]], against: str) -> list[str]:
+    """Losses, alone and less that of one system, log evidences and convergence."""
+
+    def row(name: str) -> tuple[str, ...]:
         of = [draw[name] for draw in draws]
         paired = mean_and_error(each["loss"] - draw[against]["loss"] for each, draw in zip(of, draws, strict=True))
         evidence = f"{np.mean([each['evidence'] for each in of]):.1f}" if "evidence" in of[0] else ""
         ended = f"{sum(each['converged'] for each in of):.0f} of {len(of)}" if "converged" in of[0] else ""
-        yield f"| {name} | {mean_and_error(each['loss'] for each in of)} | {paired} | {evidence} | {ended} |"
+        return name, mean_and_error(each["loss"] for each in of), paired, evidence, ended
+
+    return table(f"system | loss, bits | less that of {against}, paired | evidence | converged", map(row, draws[0]))
 
 
 def few_persons(draws: list[dict[str, Any]]) -> list[str]:
-    for draw in draws:
-        draw.pop("tried")
     lines = ["# Held-out comparisons", "", "Losses are mean negative log probabilities in bits; a constant has 1."]
     return [*lines, "", f"## Sushi A, 200 people, 3 + 1 pairs, {len(draws)} draws", "", *systems_table(draws, "GPitem")]
 
 
+_COMPARED = "evidence", "loss"
 _OF_TWO = "VU has no features of the items, GPVU a kernel of them; means of the items and two shared tastes; EP."
 
 
 def _of_two(draws: list[dict[str, Any]], **others: str) -> list[str]:
     """VU and GPVU, the systems of each draw, in turn; ``others`` are headers of further numbers by their keys."""
-    lines = table_head(" | ".join(["draw", "system", "loss, bits", "log evidence", "converged", *others.values()]))
-    for number, draw in enumerate(draws):
-        for name, found in draw.items():
-            last = ["yes" if found["converged"] else "no"]
-            last += [f"{found[key]:.3g}" if key in found else "" for key in others]
-            cells = [str(number), name, f"{found['loss']:.4f}", f"{found['evidence']:.3f}", *last]
-            lines.append(f"| {' | '.join(cells)} |")
+    heads = " | ".join(["draw", "system", "loss, bits", "log evidence", "converged", *others.values()])
+    lines = table(
+        heads,
+        (
+            (draw, name, f"{found['loss']:.4f}", f"{found['evidence']:.3f}", bool(found["converged"]),
+             *(found.get(key) for key in others))
+            for draw, systems in enumerate(draws)
+            for name, found in systems.items()
+        ),
+    )  # fmt: skip
     vu, gpvu, *_ = draws[0]
     paired = mean_and_error(draw[gpvu]["loss"] - draw[vu]["loss"] for draw in draws)
     return [*lines, "", f"Loss of {gpvu} less that of {vu}, paired: {paired}.", ""]
@@ -183,25 +181,26 @@ def _of_two(draws: list[dict[str, Any]], **others: str) -> list[str]:
 
 def learned_kernel(draws: list[dict[str, Any]]) -> list[str]:
     vu, gpvu = draws[0]
-    pairs = [(draw[gpvu], draw[vu]) for draw in draws]
+    evidence, losses = (np.array([[draw[s][key] for s in (gpvu, vu)] for draw in draws]).T for key in _COMPARED)
     return [
         "# Held-out comparisons: a kernel that is learned",
         "",
         f"Sushi A, 1000 people, 10 + 2 pairs, {len(draws)} draws; ψ and α by the evidence. {_OF_TWO}",
         "",
         *_of_two(draws, psi="ψ", alpha="α", sigma="σ"),
-        asked(f"Evidence of {gpvu} at least that of {vu}", (one["evidence"] >= two["evidence"] for one, two in pairs)),
-        asked(f"Its loss at most that of {vu} + 0.005", (one["loss"] <= two["loss"] + 0.005 for one, two in pairs)),
+        share_met(f"Evidence of {gpvu} at least that of {vu}", evidence[0] >= evidence[1]),
+        share_met(f"Its loss at most that of {vu} + 0.005", losses[0] <= losses[1] + 0.005),
     ]
 
 
 def many_persons(draws: list[dict[str, Any]]) -> list[str]:
-    vu, *others = draws[0]
+    losses = {name: np.array([draw[name]["loss"] for draw in draws]) for name in draws[0]}
+    vu, *others = losses
     return [
         "# Held-out comparisons: Sushi B",
         "",
         f"5000 people, 100 items, 10 + 1 pairs, {len(draws)} draws; of ψ 1, 3 and 10 are tried, α = 0.1. {_OF_TWO}",
         "",
         *_of_two(draws, psi="ψ", seconds="CPU-s"),
-        *(asked(f"Loss of {n} at most that of {vu}", (d[n]["loss"] <= d[vu]["loss"] for d in draws)) for n in others),
+        *(share_met(f"Loss of {name} at most that of {vu}", losses[name] <= losses[vu]) for name in others),
     ]

@@ -14,15 +14,16 @@ from jax.scipy.stats import norm
 from numpyro import handlers
 
 from numpyro_ext.datasets import data_path, load_sushi
-from numpyro_ext.infer import EP, collaborative_em
+from numpyro_ext.infer import EP
 from numpyro_ext.linalg import pair_covariance
 
-from ..harness import table_head
-from .pairs import BITS, drawn_pairs, kernel_of, loss, mean_and_error
+from ..harness import table
+from .pairs import BITS, along_em, kernel_of, mean_and_error, sushi_pairs, sushi_users
 from .people import features_of_people
+from .sushi import start_of
 
-_PATH = 1, 2, 4, 8, 16, 32
-"""Numbers of iterations of EM from which the validation pairs choose."""
+_STEPS = 1, 1, 2, 4, 8, 16
+"""Iterations of EM after each of which the validation pairs are asked."""
 _THESIS = {
     "GPVU-EP": 0.798,
     "GPVU-JK": 0.854,
@@ -43,11 +44,9 @@ def _joint_process(covariance: Any, first: Any, second: Any, won: Any, seen: Any
         numpyro.sample("won", dist.Bernoulli(probs=norm.cdf(g)), obs=won)
 
 
-def _along_em(parts: list[np.ndarray], seed: int, with_mean: bool) -> dict[str, dict[str, float]]:
+def _by_validation(parts: list[np.ndarray], seed: int, with_mean: bool) -> dict[str, dict[str, float]]:
     """Each system after the iterations, and with the rank, that the validation pairs choose."""
-    train, test, validation = parts
     K, eye = kernel_of(load_sushi("a").item_features, 10.0), np.eye(_NUM_ITEMS)
-    white = 0.3 * np.asarray(jax.random.normal(jax.random.key(seed), (_NUM_ITEMS, 2)))
     systems: dict[str, tuple[np.ndarray, tuple[int, ...], str]] = {
         "GPVU-EP": (K, (1, 2), "ep"),
         "GPVU-JK": (K, (1, 2), "jaakkola"),
@@ -57,16 +56,9 @@ def _along_em(parts: list[np.ndarray], seed: int, with_mean: bool) -> dict[str, 
     }
     found = {}
     for name, (kernel, ranks, method) in systems.items():
-        tried = []
-        for rank in ranks:
-            values: dict[str, Any] = {"V": np.linalg.cholesky(kernel) @ white[:, :rank]}
-            done = 0
-            for count in _PATH:
-                options: Any = {"accelerator": "none", "num_steps": count - done, "tol": 0.0, "progress_bar": False}
-                options |= {"method": method, "learn_mean": with_mean, "num_users": _NUM_USERS}
-                fit = collaborative_em(train, kernel, rank, init_values=values, **options)
-                values, done = fit.parameters, count
-                tried.append((loss(fit, validation), loss(fit, test), rank, count))
+        options: Any = {"method": method, "learn_mean": with_mean, "num_users": _NUM_USERS}
+        start = start_of(kernel, seed)
+        tried = [each for rank in ranks for each in along_em(parts, kernel, start[:, :rank], _STEPS, **options)]
         _, chosen, rank, count = min(tried)
         found[name] = {"loss": chosen, "rank": float(rank), "iterations": float(count)}
     return found
@@ -91,30 +83,29 @@ def _all_features(train: np.ndarray, test: np.ndarray, users: np.ndarray, with_m
 
 def sushi_a_thesis(seed: int) -> dict[str, Any]:
     """200 people, three pairs each, one more to choose the rank and the number of iterations by, and one held out."""
-    data = load_sushi("a")
-    users = np.random.default_rng(1000 + seed).permutation(5000)[:_NUM_USERS]
-    parts = drawn_pairs(data.rankings[users], (3, 1, 1), seed)
+    (parts, _), users = sushi_pairs(seed), sushi_users(1000 + seed)
     found: dict[str, Any] = {}
     for with_mean, end in ((True, ""), (False, ", no b")):
-        found |= {name + end: each for name, each in _along_em(parts, seed, with_mean).items()}
+        found |= {name + end: each for name, each in _by_validation(parts, seed, with_mean).items()}
         found["GPfull" + end] = _all_features(parts[0], parts[1], users, with_mean)
     return found
 
 
-def thesis_report(draws: list[dict[str, Any]]) -> list[str]:
-    def paired(first: str, second: str) -> str:
-        return mean_and_error(draw[first]["loss"] - draw[second]["loss"] for draw in draws)
+def page(draws: list[dict[str, Any]]) -> list[str]:
+    """The table of the thesis beside its own, and paired differences."""
 
-    def rows() -> Iterator[str]:
-        yield from table_head("system | thesis | with b | D | iterations | without b | D | iterations")
-        for name, theirs in _THESIS.items():
-            cells = []
-            for end in ("", ", no b"):
-                each = [draw[name + end] for draw in draws]
-                cells.append(mean_and_error(one["loss"] for one in each))
-                for key in ("rank", "iterations"):
-                    cells.append(f"{np.median([one[key] for one in each]):.0f}" if key in each[0] else "")
-            yield f"| {name} | {theirs:.3f} | {' | '.join(cells)} |"
+    def row(name: str) -> Iterator[str]:
+        yield from (name, f"{_THESIS[name]:.3f}")
+        for end in ("", ", no b"):
+            each = [draw[name + end] for draw in draws]
+            yield mean_and_error(one["loss"] for one in each)
+            for key in ("rank", "iterations"):
+                yield f"{np.median([one[key] for one in each]):.0f}" if key in each[0] else ""
+
+    def paired(first: str, second: str) -> Iterator[str]:
+        yield f"{first} less {second}"
+        for end in ("", ", no b"):
+            yield mean_and_error(draw[first + end]["loss"] - draw[second + end]["loss"] for draw in draws)
 
     orders = [
         ("GPVU-EP", "VU-EP"),
@@ -124,18 +115,15 @@ def thesis_report(draws: list[dict[str, Any]]) -> list[str]:
         ("GPVU-EP", "GPVU-JK"),
         ("GPitem-EP", "GPitem-LP"),
     ]
-    lines = [f"| {first} less {second} | {paired(first, second)} | {paired(first + ', no b', second + ', no b')} |"
-             for first, second in orders]  # fmt: skip
     return [
         "# Held-out comparisons: the table of the thesis",
         "",
         f"Sushi A, {_NUM_USERS} people, 3 + 1 pairs, {len(draws)} draws. Losses are mean negative log probabilities in "
         "bits; a constant has 1. Errors are standard errors over draws; D and iterations are medians.",
         "",
-        *rows(),
+        *table("system | thesis | with b | D | iterations | without b | D | iterations", map(row, _THESIS)),
         "",
         "Paired differences; in the thesis all are negative:",
         "",
-        *table_head(" | with b | without b"),
-        *lines,
+        *table(" | with b | without b", (paired(*pair) for pair in orders)),
     ]

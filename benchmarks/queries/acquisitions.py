@@ -1,23 +1,19 @@
 """Labels asked for one by one: ``python -m benchmarks.queries.acquisitions WORK`` writes the table of learning curves.
 
-``WORK`` is a folder that keeps each repeat, so that a run that was ended goes on: ``--minutes`` ends it, ``--only``
-names data sets, ``--write`` writes what is there. Pools and protocol are those of Houlsby (2014, section 3.2.1); three
-are generated, the others need ``NUMPYRO_EXT_DATA``. About half an hour on one core.
+Pools and protocol are those of Houlsby (2014, section 3.2.1); three are generated, the others need
+``NUMPYRO_EXT_DATA``. About half an hour on one core.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import gzip
-import math
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -37,8 +33,7 @@ from numpyro_ext.design import (
 )
 from numpyro_ext.infer import EP
 
-from ..harness import mean_and_error, standardised, summary, table_head, write_report
-from ..harness.repeats import begin, make_repeats, parser_of_repeats, read_repeats
+from ..harness import Study, mean_and_error, standardised, summary, table
 
 ACQUISITIONS: dict[str, Callable[..., Any]] = {
     "information": expected_information_gain,
@@ -49,8 +44,6 @@ ACQUISITIONS: dict[str, Callable[..., Any]] = {
 }
 _KNOWS_LABELS = "entropy of the site"
 NAMES = (*ACQUISITIONS, _KNOWS_LABELS)
-_THESIS = ("BALD", "Rand", "MES", "QBC_2", "QBC_100", "IVM")
-"""Columns of its table 3.3, in the order of the names."""
 _NUM_INITIAL, _FIRST_SEED = 5, 20140701
 _NOISE = 1e-3
 """Of the field of real data, relative to its variance."""
@@ -129,7 +122,7 @@ class Setting(NamedTuple):
     kernel: tuple[float, float] | None = None
     """Scale and length, where these are not found from labels."""
     thesis: tuple[float, ...] = ()
-    """Areas of table 3.3 for its pools and hyperparameters."""
+    """Areas of table 3.3 for its pools and hyperparameters, in the order of ``NAMES``."""
 
     @property
     def is_real(self) -> bool:
@@ -165,55 +158,73 @@ SETTINGS = {
 }
 
 
-def hyper_values(setting: Setting) -> dict[str, Any]:
+@functools.cache
+def hyper_values(name: str) -> dict[str, np.ndarray]:
     """Round numbers, or the mode given two hundred labels, much as in the source: what is compared are the queries."""
+    setting = SETTINGS[name]
     if setting.kernel is not None:
-        scale, length = setting.kernel
-        return {"log_scale": math.log(scale), "log_length": [math.log(length)] * 2}
+        scale, length = np.log(setting.kernel)
+        return {"log_scale": np.asarray(scale), "log_length": np.full(2, length)}
     data = setting.data(None)
     subset = np.random.default_rng(0).permutation(len(data["y"]))[:200]
     whole = EP(classifier, integrate="none", progress_bar=False)
     whole.run(random.key(0), data["x"][subset], data["y"][subset], noise=_NOISE)
-    return {key: np.asarray(estimate.value).tolist() for key, estimate in whole.hyper.items()}
+    return {key: np.asarray(estimate.value) for key, estimate in whole.hyper.items()}
 
 
-def _repeat(name: str, known: Mapping[str, Any], number: int) -> dict[str, Any]:
+def ask(number: int, name: str) -> dict[str, Any]:
     """One parting of one data set, for all acquisitions."""
-    start, setting, hyper = time.process_time(), SETTINGS[name], known["hyper"]
+    start, setting = time.process_time(), SETTINGS[name]
     key_data, key = random.split(random.key(_FIRST_SEED + number))
     data: dict[str, Any] = setting.data(key_data)
-    knows = partial(site_entropy_reduction, labels=data["y"])
-    engine = EP(classifier, hyper_values=jax.tree.map(np.asarray, hyper, is_leaf=_is_list), progress_bar=False)
     compared = compare_acquisitions(
-        engine,
+        EP(classifier, hyper_values=hyper_values(name), progress_bar=False),
         key,
         {**data, "noise": _NOISE} if setting.is_real else data,
-        {**ACQUISITIONS, _KNOWS_LABELS: knows},
+        {**ACQUISITIONS, _KNOWS_LABELS: partial(site_entropy_reduction, labels=data["y"])},
         num_labels=setting.num_labels,
         num_initial=_NUM_INITIAL,
         num_repeats=1,
         test=setting.test,
         show_progress=False,
     )
-    return {
-        "cpu": time.process_time() - start,
-        "area": (100.0 * compared["area"]).values[:, 0].tolist(),
-        "last": (100.0 * compared["score"].isel(num_observed=-1)).values[:, 0].tolist(),
-        "seconds": compared["seconds"].values[:, 0].tolist(),
-    }
+    return {"cpu": time.process_time() - start, "area": (100.0 * compared["area"]).values[:, 0].tolist()}
 
 
-def _start(name: str) -> dict[str, Any]:
-    return {"hyper": hyper_values(SETTINGS[name])}
+def _rows(found: Mapping[str, list[Any]], names: Sequence[str]) -> Iterator[Iterable[Any]]:
+    for name in names:
+        setting, thesis = SETTINGS[name], SETTINGS[name].thesis
+        area = areas_of(found[name])
+        gaps = [mean_and_error(gap, "+") for gap in gaps_of(area)]
+        cpu = f"{sum(repeat['cpu'] for repeat in found[name]):.0f}"
+        yield name, _NUM_INITIAL + setting.num_labels, area.shape[1], *map(mean_and_error, area), *gaps, cpu
+        if thesis:
+            yield "(thesis)", 100, 50, *thesis, f"{thesis[0] - thesis[1]:+.1f}", f"{thesis[0] - thesis[2]:+.1f}", ""
 
 
-def _is_list(node: Any) -> bool:
-    return isinstance(node, list)
+def areas_of(repeats: list[dict[str, Any]]) -> np.ndarray:
+    """Areas below the learning curves, acquisitions first."""
+    return np.array([repeat["area"] for repeat in repeats]).T
 
 
-def _report(folder: Path, names: Sequence[str], report: str) -> None:
-    """The table of some of the data sets, if there are any repeats of them."""
-    lines = [
+def gaps_of(area: np.ndarray) -> list[np.ndarray]:
+    """Area of information less those at random and by entropy."""
+    return [area[0] - area[NAMES.index(other)] for other in ("random", "entropy")]
+
+
+def _page(found: Mapping[str, list[Any]], names: Sequence[str]) -> list[str]:
+    """The table of some of the data sets."""
+    areas = {name: areas_of(found[name]) for name in names}
+    real = [name for name in names if SETTINGS[name].is_real]
+    below = [name for name in real if sum(summary(gaps_of(areas[name])[0]).values()) < 0.0]
+    ahead = [name for name in real if np.sum(areas[name].mean(1) < areas[name][-1].mean()) > 1]
+    fewer = [name for name in names if len(found[name]) < SETTINGS[name].num_repeats]
+    checks = {f"Information at least random less one standard error: {len(real) - len(below)} of {len(real)}": below}
+    checks[f"{_KNOWS_LABELS.capitalize()} last or next to last: {len(real) - len(ahead)} of {len(real)}"] = ahead
+    notes = [f"- {text}{'; not ' if others else ''}{', '.join(others)}." for text, others in checks.items() if real]
+    notes += [f"- Fewer repeats than are meant: {', '.join(fewer)}."] if fewer else []
+    heads = f"data | labels | repeats | {' | '.join(NAMES)} | information - random | information - entropy | CPU-s"
+    return [
         "# Labels asked for one by one",
         "",
         "`compare_acquisitions(EP(...))`: mean over the labels of the geometric mean of test probabilities, in per",
@@ -223,70 +234,21 @@ def _report(folder: Path, names: Sequence[str], report: str) -> None:
         "labels.",
         f"{_KNOWS_LABELS.capitalize()}: the informative vector machine, which sees the labels of the candidates.",
         "",
-        *table_head(
-            f"data | labels | repeats | {' | '.join(NAMES)} | information - random | information - entropy | CPU-s"
-        ),
+        *table(heads, _rows(found, names)),
+        "",
+        *notes,
     ]
-    rows = []
-    not_below, last_two = [], []
-    for name in names:
-        setting = SETTINGS[name]
-        repeats = read_repeats(folder, name)["repeats"]
-        if len(repeats) < 2:
-            continue
-        area = np.array([repeat["area"] for repeat in repeats]).T
-        gaps = {other: area[0] - area[NAMES.index(other)] for other in ("random", "entropy")}
-        cpu = sum(repeat["cpu"] for repeat in repeats)
-        cells = [*map(mean_and_error, area), *(mean_and_error(gap, "+") for gap in gaps.values()), f"{cpu:.0f}"]
-        number = _NUM_INITIAL + setting.num_labels
-        lines.append(f"| {name} | {number} | {len(repeats)} | {' | '.join(cells)} |")
-        if setting.thesis:
-            thesis = setting.thesis
-            cells = [*map(str, thesis), f"{thesis[0] - thesis[1]:+.1f}", f"{thesis[0] - thesis[2]:+.1f}", ""]
-            lines.append(f"| (thesis) | 100 | 50 | {' | '.join(cells)} |")
-            gap = summary(gaps["random"])
-            not_below.append((name, gap["mean"] >= -gap["standard_error"]))
-            last_two.append((name, int(np.sum(area.mean(1) < area[-1].mean())) <= 1))
-        rows.append(
-            {
-                "data": name,
-                "labels": number,
-                "repeats": len(repeats),
-                "cpu_seconds": cpu,
-                "area": dict(zip(NAMES, map(summary, area), strict=True)),
-                "information_less": {other: summary(gap) for other, gap in gaps.items()},
-                "thesis": dict(zip(NAMES, setting.thesis, strict=False)),
-            }
-        )
-    if not rows:
-        return
-    checks = {
-        "Information at least random less one standard error": not_below,
-        f"{_KNOWS_LABELS.capitalize()} last or next to last": last_two,
-    }
-    lines.append("")
-    for sentence, found in checks.items():
-        if not found:
-            continue
-        others = [name for name, holds in found if not holds]
-        said = f"; not {', '.join(others)}." if others else "."
-        lines.append(f"- {sentence}: {len(found) - len(others)} of {len(found)}{said}")
-    fewer = [row["data"] for row in rows if row["repeats"] < SETTINGS[row["data"]].num_repeats]
-    if fewer:
-        lines.append(f"- Fewer repeats than are meant ({SETTINGS[fewer[0]].num_repeats}): {', '.join(fewer)}.")
-    write_report(report, lines, "queries.acquisitions", {"rows": rows})
 
 
 def main() -> None:
-    """Ask, and write the table."""
-    arguments = begin(parser_of_repeats(__doc__, SETTINGS))
-    if not arguments.write:
-        numbers = {name: arguments.repeats or SETTINGS[name].num_repeats for name in arguments.only}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            make_repeats(arguments.work, numbers, arguments.minutes, _repeat, _start)
-    _report(arguments.work, [name for name in SETTINGS if not SETTINGS[name].is_real], "acquisitions")
-    _report(arguments.work, [name for name in SETTINGS if SETTINGS[name].is_real], "acquisitions-real")
+    """Ask, and write the tables of generated and of real data."""
+    draws = {name: setting.num_repeats for name, setting in SETTINGS.items()}
+    study = Study(__doc__, {name: partial(ask, name=name) for name in SETTINGS}, draws=draws)
+    found = study.run()
+    for page, is_real in (("acquisitions", False), ("acquisitions-real", True)):
+        names = [name for name in SETTINGS if SETTINGS[name].is_real == is_real and len(found[name]) > 1]
+        if names:
+            study.write(page, _page(found, names))
 
 
 if __name__ == "__main__":

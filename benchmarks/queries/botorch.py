@@ -12,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from numpyro import handlers
 from numpyro_ext.design import Phase, compare_acquisitions, expected_information_gain, predictive_entropy, random_scores
 from numpyro_ext.infer import EP
 
-from ..harness import mean_and_error, table_head, write_report
+from ..harness import mean_and_error, table, write_report
 from .phases import ABOUT_HYPER, SETTINGS, SIZE, regression
 
 _NUM_ITEMS, _NUM_POOL, _NUM_TEST = 40, 200, 200
@@ -180,22 +180,22 @@ def _measured(task: _Task, repeats: int) -> tuple[dict[str, list[float]], dict[s
     return seconds, areas
 
 
-def _table(task: _Task, repeats: int) -> tuple[list[str], list[dict[str, Any]]]:
+def _section(task: _Task, repeats: int) -> list[str]:
     seconds, areas = _measured(task, repeats)
-    lines, rows = [], []
-    for name, times in seconds.items():
-        ratio = float(np.median(seconds["ours"]) / np.median(times))
+
+    def row(name: str) -> Iterable[Any]:
+        ratio = float(np.median(seconds["ours"]) / np.median(seconds[name]))
         less = "" if name == "ours" else mean_and_error(np.array(areas["ours"]) - np.array(areas[name]), "+")
-        lines.append(f"| {name} | {np.median(times):.4f} | {ratio:.3f} | {np.mean(areas[name]):.1f} | {less} |")
-        rows.append({"task": task.name, "acquisition": name, "seconds": times, "areas": areas[name]})
-    head = [
+        return name, f"{np.median(seconds[name]):.4f}", f"{ratio:.3f}", f"{np.mean(areas[name]):.1f}", less
+
+    return [
+        "",
         f"## {task.name[0].upper()}{task.name[1:]}",
         "",
         f"{task.about[0].upper()}{task.about[1:]}. {repeats} repeats of {task.phases[0].num_labels} labels.",
         "",
-        *table_head("acquisition | seconds | ours over it | area | ours less"),
+        *table("acquisition | seconds | ours over it | area | ours less", map(row, seconds)),
     ]
-    return [*head, *lines, ""], rows
 
 
 def main() -> None:
@@ -220,15 +220,11 @@ def main() -> None:
         "",
         f"{versions}. Seconds for a query: of BoTorch, on one thread, those of its model and acquisition, of ours with",
         "the fit of the label, its judgement and all of a second phase. Every choice is judged by one model, ours.",
-        "",
     ]
-    rows: list[dict[str, Any]] = []
     for task in _TASKS:
         if arguments.only in (None, task.name):
-            more, found = _table(task, arguments.repeats or task.num_ours)
-            lines += more
-            rows += found
-    write_report("botorch", lines[:-1], data={"rows": rows})
+            lines += _section(task, arguments.repeats or task.num_ours)
+    write_report("botorch", lines)
 
 
 if __name__ == "__main__":

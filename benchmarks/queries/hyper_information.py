@@ -8,7 +8,7 @@ the hyperparameters that share nothing with the package. About six minutes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from numpyro import handlers
 from numpyro_ext.design import expected_information_gain
 from numpyro_ext.infer import EP, INLA, predictive_moments
 
-from ..harness import table_head, write_report
+from ..harness import mean_and_error, table, write_report
 
 NUM_PROBLEMS, NUM_LATTICES, MOST, CANDIDATES = 40, 8, 13, np.linspace(-5.0, 5.0, 31)
 PRIOR_MEAN, PRIOR_SD = np.array([0.0, 0.0, -1.0]), 1.0
@@ -125,6 +125,11 @@ def main() -> None:
     """Print the study, and write it beside the other results."""
     jax.config.update("jax_enable_x64", True)
     warnings.simplefilter("ignore")
+
+    def row(name: str, lost: np.ndarray) -> Iterable[Any]:
+        whole = (mean_and_error(lost), f"{np.median(lost):.1f}", f"{lost.max():.1f}")
+        return name, *(whole if len(lost) == NUM_PROBLEMS else ("", "", "")), f"{lost[:NUM_LATTICES].mean():.1f}"
+
     lines = [
         "# Which observation tells most of hyperparameters",
         "",
@@ -132,14 +137,11 @@ def main() -> None:
         "observations, 31 candidates: the information about the three that is lost by taking what a rule holds for the",
         "best candidate, in per cent of the largest, which is by sums over a fine grid of them; mean ± standard error.",
         "",
-        *table_head(f"rule | loss | median | largest | of the first {NUM_LATTICES} problems"),
+        *table(
+            f"rule | loss | median | largest | of the first {NUM_LATTICES} problems",
+            (row(*each) for each in losses().items()),
+        ),
     ]
-    for name, lost in losses().items():
-        error = lost.std(ddof=1) / np.sqrt(len(lost))
-        cells = f"{lost.mean():.1f} ± {error:.1f} | {np.median(lost):.1f} | {lost.max():.1f}"
-        cells = cells if len(lost) == NUM_PROBLEMS else "| | "
-        lines.append(f"| {name} | {cells} | {lost[:NUM_LATTICES].mean():.1f} |")
-    print("\n".join(lines))
     write_report("hyper_information", lines)
 
 

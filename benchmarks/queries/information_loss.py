@@ -1,15 +1,14 @@
 """Information lost by approximations: ``python -m benchmarks.queries.information_loss WORK`` writes the table.
 
 As in Houlsby (2014, table 3.2): labels of a few of the Wisconsin cancers, and of each approximation of the information
-in the others how much less its choice tells than the best, by NUTS. Needs ``NUMPYRO_EXT_DATA``. ``WORK`` is a folder
-that keeps each trial, so that a run that was ended goes on. About five minutes of one core.
+in the others how much less its choice tells than the best, by NUTS. Needs ``NUMPYRO_EXT_DATA``. About five minutes of
+one core.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import time
-import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -28,8 +27,7 @@ from numpyro_ext.infer import EP, LaplaceApproximation
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information
 
-from ..harness import mean_and_error, summary, table_head, write_report
-from ..harness.repeats import begin, parser_of_work
+from ..harness import Study, mean_and_error, table
 from .acquisitions import SETTINGS, classifier, hyper_values
 
 _DATA = "cancer (Wisconsin)"
@@ -63,8 +61,15 @@ def _of_draws(mean: Array, variance: Array, method: Any) -> Array:
     return expected_information(factors, mean, jnp.broadcast_to(variance, mean.shape), weights, method=method)
 
 
-def _trial(sampler: MCMC, hyper: Mapping[str, Any], number: int) -> dict[str, float]:
-    started = time.process_time()
+@functools.cache
+def _sampler() -> MCMC:
+    """One program for all trials."""
+    return MCMC(NUTS(_white), num_warmup=1000, num_samples=_NUM_DRAWS, jit_model_args=True, progress_bar=False)
+
+
+def trial(number: int) -> dict[str, float]:
+    """Per cent of the information that the choice of each approximation loses."""
+    started, hyper, sampler = time.process_time(), hyper_values(_DATA), _sampler()
     data = SETTINGS[_DATA].data(None)
     pool = np.random.default_rng(number).permutation(len(data["y"]))[:_NUM_POOL]
     x, y, seen = data["x"][pool], data["y"][pool], np.arange(_NUM_POOL) < _NUM_LABELS
@@ -79,7 +84,7 @@ def _trial(sampler: MCMC, hyper: Mapping[str, Any], number: int) -> dict[str, fl
     halves = [np.asarray(_of_draws(part, variance, "quadrature")) for part in (means[::2], means[1::2])]
     choices = {"NUTS, closed form": np.argmax(_of_draws(means, variance, "closed-form"))}
     for name, kind in (("EP", EP), ("Laplace", LaplaceApproximation)):
-        engine = kind(classifier, hyper_values=dict(hyper), progress_bar=False)
+        engine = kind(classifier, hyper_values=hyper, progress_bar=False)
         engine.run(random.key(0), x, y, seen, noise=_NOISE)
         for suffix, method in (("", "quadrature"), (", closed form", "closed-form")):
             choices[name + suffix] = np.argmax(expected_information_gain(engine, method=method)["y"][_NUM_LABELS:])
@@ -91,21 +96,8 @@ def _trial(sampler: MCMC, hyper: Mapping[str, Any], number: int) -> dict[str, fl
 
 def main() -> None:
     """Compare, and write the table."""
-    parser = parser_of_work(__doc__)
-    parser.add_argument("--trials", type=int, default=20)
-    arguments = begin(parser)
-    warnings.simplefilter("ignore", UserWarning)
-    path = arguments.work / "information-loss.json"
-    found = json.loads(path.read_text()) if path.exists() else {"hyper": hyper_values(SETTINGS[_DATA]), "trials": []}
-    hyper = {name: np.asarray(value) for name, value in found["hyper"].items()}
-    sampler = MCMC(
-        NUTS(_white), num_warmup=1000, num_samples=_NUM_DRAWS, jit_model_args=True, progress_bar=False
-    )  # one program for all
-    while len(found["trials"]) < arguments.trials:
-        found["trials"].append(_trial(sampler, hyper, len(found["trials"])))
-        path.write_text(json.dumps(found))
-        print(len(found["trials"]), json.dumps(found["trials"][-1]), flush=True)
-    trials = found["trials"]
+    study = Study(__doc__, {"trial": trial}, draws=20)
+    trials = study.run()["trial"]
     lines = [
         "# Information lost by approximations",
         "",
@@ -114,16 +106,17 @@ def main() -> None:
         f"this, both by {_NUM_DRAWS} draws of NUTS (mean ± standard error). Half of the draws against the other half:",
         "what the judge himself is not sure of. The last column is table 3.2 of Houlsby (2014).",
         "",
-        *table_head("choice by | information lost | thesis"),
+        *table(
+            "choice by | information lost | thesis",
+            (
+                (name, mean_and_error((each[name] for each in trials), digits=2), _THESIS.get(name))
+                for name in ("NUTS, half of the draws", *_THESIS)
+            ),
+        ),
+        "",
+        f"All of it took {sum(each['cpu'] for each in trials):.0f} CPU-seconds.",
     ]
-    rows = []
-    for name in ("NUTS, half of the draws", *_THESIS):
-        values = np.array([trial[name] for trial in trials])
-        lines.append(f"| {name} | {mean_and_error(values, digits=2)} | {_THESIS.get(name, '')} |")
-        rows.append({"choice": name, **summary(values)})
-    cpu = sum(trial["cpu"] for trial in trials)
-    lines += ["", f"All of it took {cpu:.0f} CPU-seconds."]
-    write_report("information_loss", lines, data={"trials": len(trials), "cpu_seconds": cpu, "rows": rows})
+    study.write("information_loss", lines)
 
 
 if __name__ == "__main__":

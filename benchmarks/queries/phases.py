@@ -2,8 +2,7 @@
 
 The protocol of Houlsby (2014, section 3.3.3) in small: of 120 observations a third each for the first phase, for the
 second, whose labels alone are in its fit, and for the test. Four data sets are generated, the others need
-``NUMPYRO_EXT_DATA``. ``WORK`` is a folder that keeps each repeat, so that a run that was ended goes on: ``--minutes``
-ends it, ``--only`` names data sets, ``--write`` writes what is there. Two minutes of one core for a repeat of all.
+``NUMPYRO_EXT_DATA``. Two minutes of one core for a repeat of all.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from __future__ import annotations
 import csv
 import gzip
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -29,8 +26,7 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.design import Phase, compare_acquisitions, expected_information_gain, predictive_entropy, random_scores
 from numpyro_ext.infer import EP
 
-from ..harness import mean_and_error, standardised, summary, table_head, write_report
-from ..harness.repeats import begin, make_repeats, parser_of_repeats, read_repeats
+from ..harness import Study, mean_and_error, standardised, table
 
 ABOUT_HYPER = partial(expected_information_gain, focus=["log_length", "log_scale", "log_noise"], hyper="mgp")
 FIRST = {"information about hyperparameters": ABOUT_HYPER, "random": random_scores, "entropy": predictive_entropy}
@@ -126,7 +122,7 @@ SETTINGS: Mapping[str, Setting] = {
 }
 
 
-def _repeat(name: str, known: Mapping[str, Any], number: int) -> dict[str, Any]:
+def ask(number: int, name: str) -> dict[str, Any]:
     """Scores of the test observations after each phase, of all first phases."""
     started = time.process_time()
     found = compare_acquisitions(
@@ -140,28 +136,50 @@ def _repeat(name: str, known: Mapping[str, Any], number: int) -> dict[str, Any]:
         test=1.0 / 3.0,
         show_progress=False,
     )
-    log_score, error = np.log(found["score"]).isel(repeat=0), found["error"].isel(repeat=0)
+    last = found.isel(repeat=0, step=-1)
     return {
-        "log_density": log_score.isel(step=-1).values.tolist(),
-        "error": error.isel(step=-1).values.tolist(),
-        "after_first_phase": log_score.isel(step=NUM_LABELS).values.tolist(),
+        "log_density": np.log(last["score"]).values.tolist(),
+        "error": last["error"].values.tolist(),
         "cpu": time.process_time() - started,
     }
 
 
-def _relative_gap(values: np.ndarray, others: np.ndarray) -> float:
-    """In standard deviations over repeats."""
-    return float(abs(values.mean() - others.mean()) / others.std(ddof=1))
+def _of(repeats: list[dict[str, Any]], key: str) -> list[np.ndarray]:
+    """Values of the rules, and of the first less each other."""
+    values = np.array([repeat[key] for repeat in repeats]).T
+    return [*values, *(values[0] - values[1:])]
 
 
-def _is_at_least(gap: np.ndarray) -> bool:
-    """Whether a paired test does not find it below zero: Student's, one-sided, five per cent."""
-    return bool(ttest_1samp(gap, 0.0, alternative="less").pvalue > 0.05)
+def _relative_gaps(repeats: list[dict[str, Any]], key: str) -> float:
+    """Sum of the absolute gaps, in standard deviations over repeats."""
+    _, *others, first, second = _of(repeats, key)
+    return sum(abs(gap.mean()) / other.std(ddof=1) for gap, other in zip((first, second), others, strict=True))
 
 
-def _report(folder: Path) -> None:
-    two, three = partial(mean_and_error, digits=2), partial(mean_and_error, digits=3)
-    lines = [
+def _cells(repeats: list[dict[str, Any]], key: str, digits: int) -> list[str]:
+    signs = ["", "", "", "+", "+"]
+    return [mean_and_error(each, sign, digits) for each, sign in zip(_of(repeats, key), signs, strict=True)]
+
+
+def _page(found: Mapping[str, list[Any]]) -> list[str]:
+    found = {name: repeats for name, repeats in found.items() if len(repeats) > 1}
+    notes = []
+    for place, other in enumerate(list(FIRST)[1:], len(FIRST)):
+        gaps = {name: _of(repeats, "log_density")[place] for name, repeats in found.items()}
+        below = [n for n, gap in gaps.items() if ttest_1samp(gap, 0.0, alternative="less").pvalue <= 0.05]
+        notes.append(
+            f"- Information about hyperparameters at least {other} in log density, by a paired one-sided test at five "
+            f"per cent: {len(found) - len(below)} of {len(found)}{'; below: ' if below else ''}{', '.join(below)}."
+        )
+    smaller = sum(_relative_gaps(each, "error") <= _relative_gaps(each, "log_density") for each in found.values())
+    notes.append(
+        f"- Differences smaller in error than in log density, in standard deviations over repeats: {smaller} of "
+        f"{len(found)}."
+    )
+    if any(len(repeats) < NUM_REPEATS for repeats in found.values()):
+        notes.append(f"- Fewer repeats than the {NUM_REPEATS} that are meant: the test finds large differences only.")
+    names = f"{' | '.join(FIRST)} | information - random | information - entropy"
+    return [
         "# Labels for the hyperparameters first, for the field then",
         "",
         f"`compare_acquisitions(..., phases=[Phase({NUM_LABELS}, learns=True), Phase({NUM_LABELS})])` on {SIZE}",
@@ -171,77 +189,28 @@ def _report(folder: Path) -> None:
         "errors over repeats, differences paired. The thesis has fifty labels in each phase and larger pools (its",
         "table 3.7, divided by the number of tests).",
         "",
-        *table_head(
-            f"data | repeats | {' | '.join(FIRST)} | information - random | information - entropy | thesis | CPU-s"
+        *table(
+            f"data | repeats | {names} | thesis | CPU-s",
+            (
+                (name, len(repeats), *_cells(repeats, "log_density", 2),
+                 " / ".join(f"{value:.2f}" for value in SETTINGS[name].thesis),
+                 f"{sum(repeat['cpu'] for repeat in repeats):.0f}")
+                for name, repeats in found.items()
+            ),
         ),
-    ]
-    errors = [
         "",
         "Root mean squared errors in the same tests:",
         "",
-        *table_head(f"data | {' | '.join(FIRST)} | information - random | information - entropy"),
-    ]
-    rows: list[dict[str, Any]] = []
-    others = list(FIRST)[1:]
-    for name, setting in SETTINGS.items():
-        repeats = read_repeats(folder, name)["repeats"]
-        if len(repeats) < 2:
-            continue
-        log_density, error = (np.array([repeat[key] for repeat in repeats]).T for key in ("log_density", "error"))
-        gaps = [log_density[0] - log_density[k] for k in (1, 2)]
-        cpu = sum(repeat["cpu"] for repeat in repeats)
-        thesis = " / ".join(f"{value:.2f}" for value in setting.thesis)
-        cells = [
-            *map(two, log_density),
-            *(two(gap, "+") for gap in gaps),
-            thesis,
-            f"{cpu:.0f}",
-        ]
-        lines.append(f"| {name} | {len(repeats)} | {' | '.join(cells)} |")
-        cells = [
-            *map(three, error),
-            *(three(error[0] - error[k], "+") for k in (1, 2)),
-        ]
-        errors.append(f"| {name} | {' | '.join(cells)} |")
-        rows.append(
-            {
-                "data": name,
-                "repeats": len(repeats),
-                "cpu_seconds": cpu,
-                "log_density": dict(zip(FIRST, map(summary, log_density), strict=True)),
-                "root_mean_squared_error": dict(zip(FIRST, map(summary, error), strict=True)),
-                "information_less": dict(zip(others, map(summary, gaps), strict=True)),
-                "is_at_least": dict(zip(others, map(_is_at_least, gaps), strict=True)),
-                "relative_gaps": [_relative_gap(x[0], x[k]) for x in (log_density, error) for k in (1, 2)],
-                "thesis": dict(zip(FIRST, setting.thesis, strict=True)),
-            }
-        )
-    lines += [*errors, ""]
-    for other in others:
-        below = [row["data"] for row in rows if not row["is_at_least"][other]]
-        said = f"; below: {', '.join(below)}." if below else "."
-        lines.append(
-            f"- Information about hyperparameters at least {other} in log density, by a paired one-sided test at five "
-            f"per cent: {len(rows) - len(below)} of {len(rows)}{said}"
-        )
-    smaller = [row["data"] for row in rows if sum(row["relative_gaps"][2:]) <= sum(row["relative_gaps"][:2])]
-    lines.append(
-        f"- Differences smaller in error than in log density, in standard deviations over repeats: {len(smaller)} of "
-        f"{len(rows)}."
-    )
-    if any(row["repeats"] < NUM_REPEATS for row in rows):
-        lines.append(f"- Fewer repeats than the {NUM_REPEATS} that are meant: the test finds large differences only.")
-    write_report("phases", lines, data={"rows": rows})
+        *table(f"data | {names}", ((name, *_cells(repeats, "error", 3)) for name, repeats in found.items())),
+        "",
+        *notes,
+    ]  # fmt: skip
 
 
 def main() -> None:
     """Ask, and write the table."""
-    arguments = begin(parser_of_repeats(__doc__, SETTINGS))
-    warnings.simplefilter("ignore")
-    if not arguments.write:
-        numbers = dict.fromkeys(arguments.only, arguments.repeats or NUM_REPEATS)
-        make_repeats(arguments.work, numbers, arguments.minutes, _repeat)
-    _report(arguments.work)
+    study = Study(__doc__, {name: partial(ask, name=name) for name in SETTINGS}, draws=NUM_REPEATS)
+    study.write("phases", _page(study.run()))
 
 
 if __name__ == "__main__":
