@@ -1,15 +1,13 @@
 """Coverage of EP's intervals on simulated data: ``python -m benchmarks.evidence.calibration WORK`` writes the table.
 
-``WORK`` is a folder that keeps the ranks, one file for a model and a batch of simulations, so that a run that was ended
-goes on. ``--only preferences`` (or several names) makes a table of these models alone. Some minutes.
+Some minutes.
 """
 
 from __future__ import annotations
 
-import json
-import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,8 +20,7 @@ from jax.scipy.stats import norm
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.calibration import Calibration, calibrate
 
-from ..harness import table_head, write_report
-from ..harness.repeats import begin, keep, parser_of_work
+from ..harness import Study, cpu_seconds, table
 
 _NUM_SIMULATIONS, _BATCH, _NUM_SAMPLES = 200, 50, 400
 _GENERATOR = np.random.default_rng(0)
@@ -90,67 +87,73 @@ MODELS = (logistic_regression, poisson_intercepts, counts_of_a_process, student_
 QUANTITIES = {"preferences": "unseen"}
 
 
-def _simulated(model: Any, batch: int) -> dict[str, Any]:
-    """Ranks of a batch of simulations, and how its fits ended."""
-    engine = EP(model, num_samples=_NUM_SAMPLES, progress_bar=False)
-    start = time.process_time()
-    found = calibrate(
-        engine, jax.random.key(batch), num_simulations=_BATCH, quantities=QUANTITIES.get(model.__name__, ())
-    )
-    return {"seconds": time.process_time() - start, **content_of(found)}
-
-
-def content_of(found: Calibration) -> dict[str, Any]:
-    """The ranks of a batch and how its fits ended, as its file holds them."""
+def simulated(engine: Any, batch: int, num_simulations: int, **options: Any) -> dict[str, Any]:
+    """Ranks of a batch of simulations, CPU-seconds, how its fits ended and what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        found, seconds = cpu_seconds(
+            lambda: calibrate(engine, jax.random.key(batch), num_simulations=num_simulations, **options)
+        )
     return {
+        "seconds": seconds,
         "ranks": {name: ranks.tolist() for name, ranks in found.ranks.items()},
         "converged": found.converged.tolist(),
         "errors": [str(error) for error in found.errors.values()],
+        "warnings": sorted({str(warning.message) for warning in caught}),
     }
 
 
 def together(parts: list[dict[str, Any]], num_draws: int) -> Calibration:
-    """Join the ranks of batches, each as its file holds them."""
+    """Join the ranks of batches."""
     ranks = {name: np.concatenate([np.asarray(part["ranks"][name]) for part in parts]) for name in parts[0]["ranks"]}
     converged = np.concatenate([np.asarray(part["converged"], bool) for part in parts])
     errors: dict[int, Exception] = dict(enumerate(RuntimeError(e) for part in parts for e in part["errors"]))
     return Calibration(ranks, num_draws, converged, errors)
 
 
+def endings(found: Calibration, parts: list[dict[str, Any]]) -> str:
+    """Words on how the fits ended, and their CPU-seconds."""
+    seconds = sum(part["seconds"] for part in parts)
+    return (
+        f"{len(found.converged)} fitted, {np.sum(~found.converged)} not converged, {len(found.errors)} failed, "
+        f"{seconds:.0f} CPU-seconds"
+    )
+
+
+def shares(held: Mapping[float, tuple[float, float]]) -> list[str]:
+    """Cells of the shares of true values in intervals, with their standard errors."""
+    return [f"{100 * share:.1f} ± {100 * error:.1f}" for share, error in held.values()]
+
+
+def _fit(batch: int, model: Any) -> dict[str, Any]:
+    engine = EP(model, num_samples=_NUM_SAMPLES, progress_bar=False)
+    return simulated(engine, batch, _BATCH, quantities=QUANTITIES.get(model.__name__, ()))
+
+
+def _rows(found: Mapping[str, list[Any]]) -> Iterator[Iterable[Any]]:
+    for model, parts in found.items():
+        if parts:
+            joined = together(parts, _NUM_SAMPLES)
+            flat = {name: ranks.reshape(len(ranks), -1) for name, ranks in joined.ranks.items()}
+            joined.ranks = {"all sites": np.concatenate(list(flat.values()), axis=1), **flat}
+            for name, held in joined.coverage((0.5, 0.8, 0.95)).items():
+                yield f"`{model}`", f"`{name}` ({joined.ranks[name].shape[1]})", *shares(held)
+            yield "", endings(joined, parts), "", "", ""
+
+
 def main() -> None:
     """Simulate, fit and write."""
-    parser = parser_of_work(__doc__)
-    parser.add_argument("--only", nargs="+", choices=[model.__name__ for model in MODELS])
-    arguments = begin(parser)
-    work: Path = arguments.work
-    rows = []
-    for model in MODELS:
-        if arguments.only and model.__name__ not in arguments.only:
-            continue
-        paths = [work / f"{model.__name__}-{batch}.json" for batch in range(_NUM_SIMULATIONS // _BATCH)]
-        for batch, path in enumerate(paths):
-            keep(path, partial(_simulated, model, batch))
-        parts = [json.loads(path.read_text()) for path in paths]
-        found, seconds = together(parts, _NUM_SAMPLES), sum(part["seconds"] for part in parts)
-        flat = {name: ranks.reshape(len(ranks), -1) for name, ranks in found.ranks.items()}
-        found.ranks = {"all sites": np.concatenate(list(flat.values()), axis=1), **flat}
-        for name, held in found.coverage((0.5, 0.8, 0.95)).items():
-            shares = " | ".join(f"{100 * share:.1f} ± {100 * error:.1f}" for share, error in held.values())
-            size = found.ranks[name].shape[1]
-            rows.append(f"| `{model.__name__}` | `{name}` ({size}) | {shares} |")
-        unfinished = int(np.sum(~found.converged))
-        shown = f"{len(found.converged)} fitted, {unfinished} not converged, {len(found.errors)} failed"
-        rows.append(f"| | {shown}, {seconds:.0f} CPU-seconds | | | |")
+    experiments = {model.__name__: partial(_fit, model=model) for model in MODELS}
+    study = Study(__doc__, experiments, draws=_NUM_SIMULATIONS // _BATCH)
     lines = [
         "# How often central intervals of EP hold the true value",
         "",
         f"`calibrate(EP(model))`: {_NUM_SIMULATIONS} data sets from the prior of each model, {_NUM_SAMPLES} draws",
         "of each fit, hyperparameters integrated over. Shares in per cent, with standard errors over simulations.",
         "",
-        *table_head("model | site (elements) | 50 % | 80 % | 95 %"),
-        *rows,
+        *table("model | site (elements) | 50 % | 80 % | 95 %", _rows(study.run())),
     ]
-    write_report("calibration", lines)
+    study.write("calibration", lines)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ Small problems are judged by quadrature, larger ones by importance weights. A mi
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,7 +18,7 @@ from numpyro_ext.infer import EP
 from numpyro_ext.infer.front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from tests.infer.small_problems import PROBLEMS, by_quadrature
 
-from ..harness import table_head, write_report
+from ..harness import cpu_seconds, table, write_report
 
 _NUM_BATCHES, _DRAWS_PER_BATCH = 50, 20_000
 
@@ -66,26 +64,21 @@ def _by_weights(engine: EP) -> tuple[float, float]:
     return total, float(np.std(np.exp(log_weights - total)) / np.sqrt(log_weights.size))
 
 
-def _rows() -> Iterator[tuple[str, float, float, float, float | None, float | None]]:
+def _row(name: str, model: Any, y: np.ndarray) -> tuple[str, float, float, float, float, float]:
     """Name, exact value and its error, error of EP, of the corrected value, and CPU-seconds of the correction."""
-    for name, (model, y) in {**PROBLEMS, **_larger()}.items():
-        engine = EP(model, progress_bar=False)
-        engine.run(jax.random.key(0), y)
-        start = time.process_time()
-        found = engine.corrected()
-        seconds = time.process_time() - start
-        if name in PROBLEMS:
-            exact, error = float(by_quadrature(engine)[0]), 0.0
-        else:
-            exact, error = _by_weights(engine)
-        yield name, exact, error, engine.log_evidence - exact, found.log_evidence - exact, seconds
+    engine = EP(model, progress_bar=False)
+    engine.run(jax.random.key(0), y)
+    found, seconds = cpu_seconds(engine.corrected)
+    exact, error = (float(by_quadrature(engine)[0]), 0.0) if name in PROBLEMS else _by_weights(engine)
+    return name, exact, error, engine.log_evidence - exact, found.log_evidence - exact, seconds
 
 
 def main() -> None:
     """Fit and write."""
     numpyro.enable_x64()
-    rows = list(_rows())
-    closer = sum(abs(after) < abs(before) for _, _, _, before, after, _ in rows)
+    rows = [_row(name, *problem) for name, problem in (PROBLEMS | _larger()).items()]
+    closer = sum(abs(after) < abs(before) for *_, before, after, _ in rows)
+    formats = ("", ".4f", ".4f", "+.1e", "+.1e", ".2f")
     lines = [
         "# The log evidence of EP, corrected by cumulants",
         "",
@@ -93,12 +86,9 @@ def main() -> None:
         f"Exact values by quadrature, or by {_NUM_BATCHES * _DRAWS_PER_BATCH:,} importance weights with the standard",
         "error that is given.",
         "",
-        *table_head(
-            "problem | exact | its error | error of EP | error of the corrected value | CPU-seconds of the correction"
-        ),
-        *(
-            f"| {name} | {exact:.4f} | {error:.4f} | {before:+.1e} | {after:+.1e} | {seconds:.2f} |"
-            for name, exact, error, before, after, seconds in rows
+        *table(
+            "problem | exact | its error | error of EP | error of the corrected value | CPU-seconds of the correction",
+            ((format(value, how) for value, how in zip(row, formats, strict=True)) for row in rows),
         ),
     ]
     write_report("corrections", lines)

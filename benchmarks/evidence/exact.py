@@ -1,21 +1,16 @@
 """Exact draws in the coordinates of a fit beside NUTS on the model as written and non-centred.
 
-``python -m benchmarks.evidence.exact`` writes ``results/<date>-exact.md`` as each model ends, and goes on where it was
-stopped; names of models after it measure these alone. One chain each; the smallest effective sample size of the latent
-sites, over the CPU-seconds of a run that compiles nothing, warm-up included. The fit itself is in the seconds of its
-coordinates.
+``python -m benchmarks.evidence.exact WORK`` writes ``results/<date>-exact.md``, and goes on where it was stopped;
+``--only`` names models. One chain each; the smallest effective sample size of the latent sites, over the CPU-seconds of
+a run that compiles nothing, warm-up included. The fit itself is in the seconds of its coordinates.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -23,19 +18,17 @@ import numpyro.distributions as dist
 from jax import random
 from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
 
 from numpyro_ext import keep_compiled_programs
 from numpyro_ext.infer import EP, PosteriorReparam
 from tests import gallery
 
-from ..harness import run_environment, write_report
+from ..harness import Study, first_and_next, make_nuts, run_chains, table
 
 NUM_SAMPLES = 500
 WARMUP, WARMUP_IN_COORDINATES = 500, 200
 COORDINATES = "in the coordinates of EP"
-RESULTS = Path(__file__).parents[1] / "results"
 Model = Callable[..., None]
 
 
@@ -150,80 +143,54 @@ ONE_FORM = {
 """Models without locations and scales to take out: as written they are non-centred."""
 
 
-class Measured(NamedTuple):
-    """A run that compiled nothing."""
-
-    effective: float
-    seconds: float
-    gradients: int
-    diverging: int
-
-    @property
-    def rate(self) -> float:
-        """Effective draws a CPU-second."""
-        return self.effective / self.seconds
-
-    def cells(self) -> list[str]:
-        """Effective draws, per 1000 gradients, per CPU-second, and divergences."""
-        per_step = 1000 * self.effective / self.gradients
-        return [f"{self.effective:.0f}", f"{per_step:.1f}", f"{self.rate:.0f}", str(self.diverging)]
-
-
-def measure(model: Model, args: tuple[Any, ...], num_warmup: int, extra: float = 0.0, **options: Any) -> Measured:
-    """The second of two runs, the first of which compiles.
+def measure(model: Model, args: tuple[Any, ...], num_warmup: int, extra: float = 0.0, **options: Any) -> list[float]:
+    """Effective draws, per 1000 gradients and per CPU-second, and divergences, of the second of two runs.
 
     :param float extra: CPU-seconds of what was done before.
     """
-    mcmc = MCMC(NUTS(model, **options), num_warmup=num_warmup, num_samples=NUM_SAMPLES, progress_bar=False)
-    for seed in (1, 2):
-        started = time.process_time()
-        mcmc.run(random.key(seed), *args, extra_fields=("num_steps",))
-        jax.block_until_ready(mcmc.get_samples())
-        seconds = time.process_time() - started
-    draws, fields = mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields()
+    mcmc = make_nuts(model, num_warmup, NUM_SAMPLES, **options)
+    run_chains(mcmc, 1, *args)  # compiles
+    chains = run_chains(mcmc, 2, *args)
     with np.errstate(all="ignore"):  # constants have none
-        smallest = min(float(np.nanmin(effective_sample_size(np.asarray(values)))) for values in draws.values())
-    steps = int(fields["num_steps"].sum())
-    return Measured(smallest, seconds + extra, steps, int(fields["diverging"].sum()))
+        smallest = min(float(np.nanmin(effective_sample_size(values))) for values in chains.draws.values())
+    return [smallest, 1000 * smallest / chains.gradients, smallest / (chains.seconds + extra), chains.divergent]
 
 
-def rows_of(name: str) -> list[list[str]]:
-    """Rows of one model: NUTS on two ways to write it, and in the coordinates of EP."""
+def compare(draw: int, name: str) -> dict[str, Any]:
+    """Figures of NUTS on two ways to write a model, and in the coordinates of EP; or why there are none."""
     model, args = MODELS[name](True)
-    engine = EP(model, progress_bar=False)
-    for _ in range(2):
-        started = time.process_time()
+
+    def coordinates(_: int) -> PosteriorReparam:
         engine.run(random.key(0), *args)
-        reparam = PosteriorReparam(engine)
-        seconds = time.process_time() - started
-    found = {"as written": measure(model, args, WARMUP)}
-    if name not in ONE_FORM:
-        found["non-centred"] = measure(*MODELS[name](False), WARMUP)
-    found[COORDINATES] = measure(reparam.reparam(), args, WARMUP_IN_COORDINATES, seconds, adapt_mass_matrix=False)
-    best = found[COORDINATES].rate
-    return [[name, way, *one.cells(), f"{best / one.rate:.1f}"] for way, one in found.items()]
+        return PosteriorReparam(engine)
+
+    try:
+        engine = EP(model, progress_bar=False)
+        reparam, _, seconds = first_and_next(coordinates)
+        found = {"as written": measure(model, args, WARMUP)}
+        if name not in ONE_FORM:
+            found["non-centred"] = measure(*MODELS[name](False), WARMUP)
+        options = {"adapt_mass_matrix": False}
+        found[COORDINATES] = measure(reparam.reparam(), args, WARMUP_IN_COORDINATES, seconds, **options)
+    except (ValueError, NotImplementedError) as error:  # it stands among the losses
+        return {"failed": " ".join(f"{type(error).__name__}: {error}".split())}
+    return {"ways": found}
 
 
-def _rank_of_gains(rows: Iterable[list[str]]) -> str:
-    """Sentence on the gains over NUTS as written, and over the better of its forms."""
-    by_model: dict[str, list[float]] = {}
-    for name, way, *_, gain in rows:
-        if way != COORDINATES:
-            by_model.setdefault(name, []).append(float(gain))
-    written, best = [gains[0] for gains in by_model.values()], [min(gains) for gains in by_model.values()]
-    return (
-        f"Median gain over the model as written {np.median(written):.1f}, over the better of its forms "
-        f"{np.median(best):.1f}; at least 10 times as written on {sum(g >= 10 for g in written)} of "
-        f"{len(written)} models."
-    )
-
-
-def report_of(rows: list[list[str]], failed: dict[str, str]) -> list[str]:
+def page(found: dict[str, list[Any]]) -> list[str]:
     """Lines of the report: the table, and the rows that are lost."""
-    header = ["model", "NUTS", "smallest ESS of 500", "per 1000 gradients", "per CPU-second", "divergences", "gain"]
-    best = {row[0]: float(row[4]) for row in rows if row[1] == COORDINATES}
-    losses = [f"{row[0]}, {row[1]} ({row[-1]})" for row in rows if best[row[0]] < float(row[4])]
-    missing = [name for name in MODELS if name not in {*best, *failed}]
+    failed = {name: each["failed"] for name, draws in found.items() for each in draws if "failed" in each}
+    ways = {name: each["ways"] for name, draws in found.items() for each in draws if "ways" in each}
+    gains = {name: {way: of[COORDINATES][2] / row[2] for way, row in of.items()} for name, of in ways.items()}
+    rows = (
+        (name, way, f"{of[0]:.0f}", f"{of[1]:.1f}", f"{of[2]:.0f}", of[3], f"{gains[name][way]:.1f}")
+        for name in ways
+        for way, of in ways[name].items()
+    )
+    losses = [f"{name}, {way} ({gain:.1f})" for name in gains for way, gain in gains[name].items() if gain < 1.0]
+    missing = [name for name in MODELS if not found[name]]
+    written = [of["as written"] for of in gains.values()]
+    best = [min(gain for way, gain in of.items() if way != COORDINATES) for of in gains.values()]
     return [
         "# Exact draws in the coordinates of a fit",
         "",
@@ -232,11 +199,11 @@ def report_of(rows: list[list[str]], failed: dict[str, str]) -> list[str]:
         "next fit. Gain: effective draws a CPU-second in these coordinates over those of the row. Models without a row",
         "non-centred are so as written, or have no locations and scales to take out.",
         "",
-        "| " + " | ".join(header) + " |",
-        "|" + " --- |" * len(header),
-        *("| " + " | ".join(row) + " |" for row in rows),
+        *table("model | NUTS | smallest ESS of 500 | per 1000 gradients | per CPU-second | divergences | gain", rows),
         "",
-        _rank_of_gains(rows),
+        f"Median gain over the model as written {np.median(written):.1f}, over the better of its forms "
+        f"{np.median(best):.1f}; at least 10 times as written on {sum(g >= 10 for g in written)} of "
+        f"{len(written)} models.",
         "",
         f"Losses (fewer effective draws a CPU-second than in the row): {'; '.join(losses) or 'none'}.",
         *(f"No coordinates: {name}. {reason}" for name, reason in failed.items()),
@@ -244,27 +211,12 @@ def report_of(rows: list[list[str]], failed: dict[str, str]) -> list[str]:
     ]
 
 
-def main(names: list[str]) -> None:
-    """Measure what the results of today lack, and write them as each model ends."""
-    numpyro.enable_x64()
+def main() -> None:
+    """Measure what ``WORK`` lacks, and write the page."""
     keep_compiled_programs(False)
-    path = RESULTS / f"{run_environment()['date']}-exact.json"
-    data = json.loads(path.read_text()) if path.exists() else {"rows": [], "failed": {}}
-    rows, failed = data["rows"], data["failed"]
-    for name in names or MODELS:
-        if name in {*(row[0] for row in rows), *failed}:
-            continue
-        try:
-            found = rows_of(name)
-            print(*(" | ".join(row) for row in found), sep="\n", flush=True)
-            rows += found
-        except (ValueError, NotImplementedError) as error:  # it stands among the losses
-            failed[name] = " ".join(f"{type(error).__name__}: {error}".split())
-            print(name, failed[name], flush=True)
-        if rows:
-            write_report("exact", report_of(rows, failed), data={"rows": rows, "failed": failed})
-        jax.clear_caches()
+    study = Study(__doc__, {name: partial(compare, name=name) for name in MODELS})
+    study.write("exact", page(study.run()))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

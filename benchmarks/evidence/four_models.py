@@ -7,8 +7,7 @@ error, which it does not tell, is the spread of repeated runs, as is that of SMC
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -17,11 +16,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
-from numpyro.infer import MCMC, NUTS
 
 from numpyro_ext.infer import EP, INLA, SMC, VariationalGaussian, annealed_importance_sampling
 
-from ..harness import table_head, write_report
+from ..harness import cpu_seconds, first_and_next, make_nuts, run_chains, table, write_report
 
 GAIN = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
 ERROR = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
@@ -69,16 +67,6 @@ MODELS: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
     "classification by a Gaussian process": (classification, (PLACES, LABELS)),
     "Cox process": (cox_process, (SERIES,)),
 }
-
-
-def timed(function: Callable[[int], Any]) -> tuple[Any, float, float]:
-    """The second result, and CPU-seconds of a first call and of one that compiles nothing."""
-    seconds, found = [], None
-    for number in range(2):
-        start = time.process_time()
-        found = function(number)
-        seconds.append(time.process_time() - start)
-    return found, seconds[0], seconds[1]
 
 
 def by_engine(kind: Callable[..., Any], model: Any, args: Any, **options: Any) -> Callable[[int], Any]:
@@ -132,41 +120,38 @@ def blackjax_tempering() -> Callable[[int], float]:
     return lambda number: float(run(random.key(number)))
 
 
-def moments() -> list[str]:
+def moments() -> Iterator[Iterable[Any]]:
     """Errors of means and deviations by SMC and NUTS, to a long run of NUTS, and their price."""
-    rows = []
     for name, (model, args) in MODELS.items():
         if model is classification:
             continue
         start = WHITE.get(name, model)
-        truth = nuts_draws(start, args, 2000, 40_000, 0)[0]
+        truth = nuts_draws(start, args, 2000, 40_000)(0)[0]
         smc = SMC(start, num_particles=4000, progress_bar=False)
-        smc.run(random.key(1), *args)
-        begun = time.process_time()
-        smc.run(random.key(2), *args)
-        seconds = {"SMC, 4000 particles": time.process_time() - begun}
-        found = {"SMC, 4000 particles": (smc.get_samples(), int(smc.history.num_evaluations.sum()))}
-        nuts_draws(start, args, 1000, 4000, 1)
-        begun = time.process_time()
-        found["NUTS, 1000 + 4000"] = nuts_draws(start, args, 1000, 4000, 2)
-        seconds["NUTS, 1000 + 4000"] = time.process_time() - begun
-        for way, (draws, evaluations) in found.items():
-            means = [np.abs(draws[n].mean(0) - truth[n].mean(0)) / truth[n].std(0) for n in truth]
-            deviations = [np.abs(draws[n].std(0) / truth[n].std(0) - 1.0) for n in truth]
-            mean, deviation = max(np.max(m) for m in means), max(np.max(d) for d in deviations)
-            cells = f"{mean:.3f} | {deviation:.1%} | {evaluations:,} | {seconds[way]:.2f}"
-            rows.append(f"| {name} | {way} | {cells} |")
-            print(rows[-1], flush=True)
-    return rows
+
+        def by_smc(number: int) -> tuple[Any, int]:
+            smc.run(random.key(1 + number), *args)  # noqa: B023
+            return smc.get_samples(), int(smc.history.num_evaluations.sum())  # noqa: B023
+
+        ways = {"SMC, 4000 particles": by_smc, "NUTS, 1000 + 4000": nuts_draws(start, args, 1000, 4000)}
+        for way, run in ways.items():
+            (draws, evaluations), _, seconds = first_and_next(run)
+            mean = max(np.max(np.abs(draws[n].mean(0) - truth[n].mean(0)) / truth[n].std(0)) for n in truth)
+            deviation = max(np.max(np.abs(draws[n].std(0) / truth[n].std(0) - 1.0)) for n in truth)
+            yield name, way, f"{mean:.3f}", f"{deviation:.1%}", f"{evaluations:,}", f"{seconds:.2f}"
 
 
-def nuts_draws(model: Any, args: Any, num_warmup: int, num_samples: int, seed: int) -> tuple[dict[str, Any], int]:
-    """Draws, and how many gradients they and the warm-up took."""
-    mcmc = MCMC(NUTS(model), num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
-    mcmc.warmup(random.key(seed), *args, extra_fields=("num_steps",), collect_warmup=True)
-    steps = int(mcmc.get_extra_fields()["num_steps"].sum())
-    mcmc.run(random.key(seed + 1), *args, extra_fields=("num_steps",))
-    return mcmc.get_samples(), steps + int(mcmc.get_extra_fields()["num_steps"].sum())
+def nuts_draws(model: Any, args: Any, num_warmup: int, num_samples: int) -> Callable[[int], tuple[dict[str, Any], int]]:
+    """Function of a seed to draws, and how many gradients they and the warm-up took."""
+
+    def run(seed: int) -> tuple[dict[str, Any], int]:
+        mcmc = make_nuts(model, num_warmup, num_samples)
+        mcmc.warmup(random.key(2 * seed), *args, extra_fields=("num_steps",), collect_warmup=True)
+        steps = int(mcmc.get_extra_fields()["num_steps"].sum())
+        chains = run_chains(mcmc, 2 * seed + 1, *args)
+        return {name: draws[0] for name, draws in chains.draws.items()}, steps + chains.gradients
+
+    return run
 
 
 def white_cox_process(counts: Any) -> None:
@@ -179,69 +164,68 @@ def white_cox_process(counts: Any) -> None:
 WHITE = {"Cox process": white_cox_process}
 
 
-def main() -> None:
-    numpyro.enable_x64()
-    rows, notes = [], []
+def evidences() -> Iterator[Iterable[Any]]:
+    """Log evidences by all ways, and CPU-seconds of a first and a next run."""
     for name, (model, args) in MODELS.items():
-        ways = {"EP": by_engine(EP, model, args), "VariationalGaussian": by_engine(VariationalGaussian, model, args)}
-        ways["INLA"] = by_engine(INLA, model, args)
+        ways = {kind.__name__: by_engine(kind, model, args) for kind in (EP, VariationalGaussian, INLA)}
         ways["SMC, 4000 particles"] = by_engine(SMC, model, args, num_particles=4000)
         if model in (classification, cox_process):
-            ways["annealed importance sampling"] = lambda number, model=model, args=args: annealed_importance_sampling(
-                model, random.key(number), *args, num_chains=1000
-            )
+            ways["annealed importance sampling"] = annealed(model, args)
         for way, run in ways.items():
-            found, first, later = timed(run)
-            value = found if isinstance(found, float) else float(found.log_evidence)
-            error = getattr(found, "standard_error", None)
+            found, first, later = first_and_next(run)
+            value, error = float(getattr(found, "log_evidence", found)), getattr(found, "standard_error", None)
             sign = ">= " if getattr(found, "is_lower_bound", False) else ""
             told = "" if error is None else f" ± {float(error):.3f}"
-            rows.append(f"| {name} | {way} | {sign}{value:.3f}{told} | {first:.2f} | {later:.3f} |")
-            print(rows[-1], flush=True)
-    smc = SMC(classification, num_particles=1000, progress_bar=False)
+            yield name, way, f"{sign}{value:.3f}{told}", f"{first:.2f}", f"{later:.3f}"
 
-    def ours(number: int) -> float:
-        smc.run(random.key(number), PLACES, LABELS)
-        return float(smc.log_evidence)
 
-    def annealed(number: int) -> float:
-        found = annealed_importance_sampling(classification, random.key(number), PLACES, LABELS, num_chains=1000)
-        return float(found.log_evidence)
+def annealed(model: Any, args: Any) -> Callable[[int], Any]:
+    """Annealed importance sampling by a thousand chains."""
+    return lambda number: annealed_importance_sampling(model, random.key(number), *args, num_chains=1000)
 
-    for way, run in (
-        ("SMC", ours),
-        ("adaptive tempering of BlackJAX, ten slices a step", blackjax_tempering()),
-        ("annealed importance sampling, 1000 chains", annealed),
-    ):
-        run(0)
-        start = time.process_time()
-        values = [run(1 + number) for number in range(REPEATS)]
-        seconds, spread = (time.process_time() - start) / REPEATS, np.std(values, ddof=1)
-        notes.append(
-            f"{way}, on the model of classification, 1000 particles: mean {np.mean(values):.3f}, spread {spread:.3f}, "
-            f"{seconds:.3f} CPU-s a run, {seconds * (spread / 0.03) ** 2:.2f} CPU-s for a standard error of 0.03"
-        )
-        print(notes[-1], flush=True)
-    judge, found = SMC(cox_process, num_particles=4000, progress_bar=False), []
-    for number in range(16):
-        judge.run(random.key(100 + number), SERIES)
-        found.append(judge.log_evidence)
-    values, told = np.array(found), np.sqrt(np.mean([value.standard_error**2 for value in found]))
+
+def price(way: str, run: Callable[[int], Any]) -> str:
+    """Words on the spread of repeated runs, and CPU-seconds for a standard error of 0.03."""
+    run(0)
+    values, seconds = cpu_seconds(lambda: [float(run(1 + number)) for number in range(REPEATS)])
+    seconds, spread = seconds / REPEATS, np.std(values, ddof=1)
+    return (
+        f"{way}, on the model of classification, 1000 particles: mean {np.mean(values):.3f}, spread {spread:.3f}, "
+        f"{seconds:.3f} CPU-s a run, {seconds * (spread / 0.03) ** 2:.2f} CPU-s for a standard error of 0.03"
+    )
+
+
+def of_the_cox_process() -> str:
+    """Words on the error that SMC tells, beside the spread of its runs."""
+    run = by_engine(SMC, cox_process, (SERIES,), num_particles=4000)
+    found = [run(100 + number) for number in range(16)]
+    values, told = np.array(found, float), np.sqrt(np.mean([value.standard_error**2 for value in found]))
     mean = np.log(np.mean(np.exp(values - values.max()))) + values.max()
     engine = EP(cox_process, progress_bar=False)
     engine.run(random.key(0), SERIES)
-    notes.append(
+    return (
         f"Cox process, 16 runs of SMC: {mean:.4f} ± {values.std(ddof=1) / 4:.4f}; spread of the runs "
         f"{values.std(ddof=1):.4f}, standard error that they tell {told:.4f}; EP corrected by cumulants "
         f"{engine.corrected().log_evidence:.4f}"
     )
-    beside_nuts = moments()
+
+
+def main() -> None:
+    numpyro.enable_x64()
+    rows = table("model | by | log evidence | first | next", evidences())
+    data = (PLACES, LABELS)
+    ais = annealed(classification, data)
+    ways: dict[str, Callable[[int], Any]] = {
+        "SMC": by_engine(SMC, classification, data, num_particles=1000),
+        "adaptive tempering of BlackJAX, ten slices a step": blackjax_tempering(),
+        "annealed importance sampling, 1000 chains": lambda number: ais(number).log_evidence,
+    }
+    notes = [*(price(way, run) for way, run in ways.items()), of_the_cox_process()]
     lines = [
         "# Log evidences of four models",
         "",
         "Hyperparameters integrated over. Seconds are CPU-seconds of a first run and of one that compiles nothing.",
         "",
-        *table_head("model | by | log evidence | first | next"),
         *rows,
         "",
         *(f"- {note}" for note in notes),
@@ -250,8 +234,7 @@ def main() -> None:
         "worst relative error of a deviation, evaluations of the density (of NUTS gradients, warm-up included), and",
         "CPU-seconds of a second run.",
         "",
-        *table_head("model | by | mean | deviation | evaluations | seconds"),
-        *beside_nuts,
+        *table("model | by | mean | deviation | evaluations | seconds", moments()),
     ]
     write_report("evidence", lines)
 

@@ -14,7 +14,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from scipy import special, stats
 
 from numpyro_ext.infer import SMC
 
-from ..harness import table_head, write_report
+from ..harness import table, write_report
 from .four_models import MODELS
 
 REPEATS, LONG_RUNS = 4, 16
@@ -149,39 +149,18 @@ def within(limit: int, name: str, way: str) -> np.ndarray:
     return np.array(found[1:] or found, float).reshape(-1, 3)
 
 
-def compared(name: str, value: float, limit: int) -> tuple[list[str], bool]:
-    """The rows of both on a model of known log evidence, and whether SMC costs more."""
-    rows, prices = [], []
+def compared(name: str, value: float, limit: int) -> Iterator[tuple[float, list[Any]]]:
+    """Price and row of both on a model of known log evidence."""
     for way in (OURS, NESTED):
         found = within(limit, name, way)
         if not len(found):
-            prices.append(np.inf)
-            rows.append(f"| {name} | {way} | {value:.3f} | no run in {limit} s | | | | 0 |")
-        else:
-            values, told, seconds = found.T
-            mean_square = float(np.mean((values - value) ** 2))
-            prices.append(seconds.mean() * mean_square)
-            cells = f"{np.sqrt(mean_square):.3f} | {told.mean():.3f} | {seconds.mean():.2f} | {prices[-1]:.2g}"
-            rows.append(f"| {name} | {way} | {value:.3f} | {cells} | {len(found)} |")
-        print(rows[-1], flush=True)
-    return rows, bool(prices[0] > prices[1])
-
-
-def report(rows: list[str], notes: list[str], limits: str) -> None:
-    lines = [
-        "# Log evidences by SMC and by nested sampling",
-        "",
-        f"Root of the mean squared error of up to {REPEATS} runs, the standard error that they tell, CPU-seconds of a",
-        "run after a first one (the first itself where there was time for no other), and seconds times squared error.",
-        f"{limits}, so that some made fewer runs. NestedSampler",
-        "compiles in every run.",
-        "",
-        *table_head("model | by | log evidence | error | told | seconds | seconds x error² | runs"),
-        *rows,
-        "",
-        *(f"- {note}" for note in notes),
-    ]
-    write_report("nested", lines)
+            yield np.inf, [name, way, f"{value:.3f}", f"no run in {limit} s", "", "", "", 0]
+            continue
+        values, told, seconds = found.T
+        mean_square = float(np.mean((values - value) ** 2))
+        cost = seconds.mean() * mean_square
+        errors = [f"{np.sqrt(mean_square):.3f}", f"{told.mean():.3f}", f"{seconds.mean():.2f}", f"{cost:.2g}"]
+        yield cost, [name, way, f"{value:.3f}", *errors, len(found)]
 
 
 def main() -> None:
@@ -199,14 +178,28 @@ def main() -> None:
     for name, (model, args) in MODELS.items():
         exact[name], error = by_long_runs(model, args)
         notes.append(f"{name}: {exact[name]:.4f} ± {error:.4f} by {LONG_RUNS} runs of SMC with 10,000 particles")
-        print(notes[-1], flush=True)
-    rows, behind = [], []
-    for name, value in exact.items():
-        found, is_behind = compared(name, value, options.limit)
-        rows += found
-        behind += [name] * is_behind
-    notes.append(f"SMC is behind on {len(behind)} of {len(exact)}{': ' if behind else ''}{', '.join(behind)}")
-    report(rows, notes, f"Each sampler had {options.limit} CPU-seconds for a model")
+    behind: list[str] = []
+
+    def rows() -> Iterator[list[Any]]:
+        for name, value in exact.items():
+            (ours, first), (theirs, second) = compared(name, value, options.limit)
+            behind.extend([name] * (ours > theirs))
+            yield from (first, second)
+
+    lines = [
+        "# Log evidences by SMC and by nested sampling",
+        "",
+        f"Root of the mean squared error of up to {REPEATS} runs, the standard error that they tell, CPU-seconds of a",
+        "run after a first one (the first itself where there was time for no other), and seconds times squared error.",
+        f"Each sampler had {options.limit} CPU-seconds for a model, so that some made fewer runs. NestedSampler",
+        "compiles in every run.",
+        "",
+        *table("model | by | log evidence | error | told | seconds | seconds x error² | runs", rows()),
+        "",
+        *(f"- {note}" for note in notes),
+        f"- SMC is behind on {len(behind)} of {len(exact)}{': ' if behind else ''}{', '.join(behind)}",
+    ]
+    write_report("nested", lines)
 
 
 if __name__ == "__main__":

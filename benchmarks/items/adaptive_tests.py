@@ -1,19 +1,17 @@
-"""Adaptive tests: ``python -m benchmarks.items.adaptive_tests WORK PART...`` measures parts and writes the table.
+"""Adaptive tests: ``python -m benchmarks.items.adaptive_tests WORK`` measures parts and writes the table.
 
-Parts are ``speed`` (a proposal and an answer, each bank in a new process), ``peers`` (2000 simulated tests beside
-``catsim``), ``bank`` (errors of rules on a simulated bank), ``coverage`` (of intervals, with items as points and as
-estimates) and ``people`` (Houlsby 2014, figure 8.12, on the IPIP Big Five). ``WORK`` keeps what each part has found, so
-that the table is made of all parts that have run. Seconds are those of the processor.
+Parts that ``--only`` may name are ``speed`` and ``speed of draws`` (a proposal and an answer), ``peers`` (2000
+simulated tests beside ``catsim``), ``bank`` (errors of rules on a simulated bank), ``coverage`` (of intervals, with
+items as points and as estimates) and ``people`` (Houlsby 2014, figure 8.12, on the IPIP Big Five). Seconds are those
+of the processor.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import itertools
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,12 +25,13 @@ from numpyro_ext.psychometrics import AdaptiveTest, simulate_tests
 from numpyro_ext.psychometrics.adaptive.bank import ItemBank
 from numpyro_ext.psychometrics.adaptive.gaussian import GaussianBeliefs
 
-from ..harness import table_head, write_report
-from ..harness.repeats import begin, parser_of_work
+from ..harness import ProgramLog, Study, cpu_seconds, table
 from .marginal_likelihood import fit_graded, fit_two_parameter_logistic, trait_correlations
 
 _RULES = {"information": expected_information_gain, "Fisher": maximum_information, "random": random_scores}
 _TRAITS = "ENACO"
+_BANKS = ("speed", 1, "items as points"), ("speed of draws", 5, "100 draws of the items")
+"""Parts that are timed, what they should take in milliseconds, and what the items are."""
 
 
 def _bank(slope: np.ndarray, intercept: np.ndarray) -> Any:
@@ -51,53 +50,25 @@ def _simulated_bank(num_items: int, seed: int = 0) -> tuple[np.ndarray, np.ndarr
     return np.exp(0.3 * rng.normal(size=num_items)), 1.2 * rng.normal(size=num_items)
 
 
-def _speed(num_draws: int) -> dict[str, Any]:
-    """One test of 30 items from a bank of 1000, in this process."""
+def speed(draw: int, num_draws: int) -> dict[str, Any]:
+    """One test of 30 items from a bank of 1000, in a process of its own."""
     rng = np.random.default_rng(1)
     slope, intercept = _simulated_bank(1000)
     if num_draws > 1:
         slope = slope * np.exp(0.1 * rng.normal(size=(num_draws, 1000)))
         intercept = intercept + 0.2 * rng.normal(size=(num_draws, 1000))
-    compiled: list[float] = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: compiled.append(seconds) if "backend_compile" in event else None
-    )
-    began = time.process_time()
     test = AdaptiveTest(_bank(slope, intercept), prior=(0.0, 1.0), stop={"num_items": 30})
-    test.answer(test.propose(), 1)
-    first, number, seconds = time.process_time() - began, len(compiled), []
-    while not test.is_over:
-        began = time.process_time()
-        test.answer(test.propose(), int(rng.random() < 0.5))
-        seconds.append(time.process_time() - began)
-    return {
-        "draws": num_draws,
-        "first": first,
-        "median": float(np.median(seconds)),
-        "largest": max(seconds),
-        "compiled_later": len(compiled) - number,
-    }
+    _, first = cpu_seconds(lambda: test.answer(test.propose(), 1))
+    seconds = []
+    with ProgramLog() as log:
+        while not test.is_over:
+            answer = int(rng.random() < 0.5)
+            seconds.append(cpu_seconds(lambda: test.answer(test.propose(), answer))[1])  # noqa: B023
+    middle, largest = float(np.median(seconds)), max(seconds)
+    return {"first": first, "median": middle, "largest": largest, "compiled_later": log.num_programs}
 
 
-def _in_new_process(num_draws: int) -> dict[str, Any]:
-    code = (
-        "import json, numpyro; numpyro.enable_x64(); from benchmarks.items.adaptive_tests import _speed; "
-        f"print(json.dumps(_speed({num_draws})))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    return dict(json.loads(found.stdout.splitlines()[-1]))
-
-
-def speed() -> list[dict[str, Any]]:
-    """Median of three processes for each bank."""
-    rows = []
-    for num_draws in (1, 100):
-        runs = [_in_new_process(num_draws) for _ in range(3)]
-        rows.append({name: float(np.median([run[name] for run in runs])) for name in runs[0]})
-    return rows
-
-
-def peers(num_people: int = 2000, num_peer: int = 50) -> dict[str, Any]:
+def peers(draw: int, num_people: int = 2000, num_peer: int = 50) -> dict[str, Any]:
     """Tests of 30 items from a bank of 300; of catsim fewer people, as it takes them one by one."""
     slope, intercept = _simulated_bank(300)
     theta = np.random.default_rng(2).normal(size=num_people)
@@ -139,7 +110,7 @@ def peers(num_people: int = 2000, num_peer: int = 50) -> dict[str, Any]:
     return found
 
 
-def bank() -> dict[str, Any]:
+def bank(draw: int) -> dict[str, Any]:
     """Root mean square error of 2000 people, bank of 200, after 1, 5, 10, 20 and 30 items."""
     slope, intercept = _simulated_bank(200)
     theta = np.random.default_rng(4).normal(size=2000)
@@ -151,7 +122,7 @@ def bank() -> dict[str, Any]:
     }
 
 
-def coverage(num_repeats: int = 5) -> list[dict[str, Any]]:
+def coverage(draw: int, num_repeats: int = 5) -> list[dict[str, Any]]:
     """Share of 90 % intervals that hold the trait, bank of 100 calibrated on few people, 500 people tested."""
     rows = []
     slope, intercept = _simulated_bank(100, 7)
@@ -180,33 +151,20 @@ def coverage(num_repeats: int = 5) -> list[dict[str, Any]]:
     return rows
 
 
-def people(work: Path, num_repeats: int = 10, minutes: float = 20.0) -> list[dict[str, Any]]:
+def people(repeat: int) -> dict[str, Any]:
     """Five traits: 1500 people fit, 500 are asked, one item of each trait is held out."""
-    path, end = work / "people.json", time.monotonic() + 60.0 * minutes
-    rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     table = np.genfromtxt(data_path("ipip-big5", "big5_first15000.csv.gz"), delimiter=",", skip_header=1)[:, 3:]
     table = table[(table > 0).all(1)].astype(int) - 1
     trait_of = np.repeat(np.arange(5), 10)
-    for repeat in range(len(rows), num_repeats):
-        if time.monotonic() > end:
-            break
-        rng = np.random.default_rng(repeat)
-        chosen = table[rng.permutation(len(table))[:2000]]
-        fits, likelihoods = [], []
-        for trait in range(5):
-            fit, part = fit_graded(chosen[:1500, trait_of == trait], 5)
-            fits.append(fit)
-            likelihoods.append(part)
-        slope, cuts = (np.concatenate(part) for part in zip(*fits, strict=True))
-        correlations = trait_correlations(likelihoods)
-        held_out = np.arange(5) * 10 + rng.integers(10, size=5)
-        found = {}
-        for name, covariance in (("independent", np.eye(5)), ("correlated", correlations)):
-            found[name] = _questions(slope, cuts, trait_of, covariance, chosen[1500:], held_out)
-        rows.append(found)
-        path.write_text(json.dumps(rows))
-        print(repeat, json.dumps(found), flush=True)
-    return rows
+    rng = np.random.default_rng(repeat)
+    chosen = table[rng.permutation(len(table))[:2000]]
+    fits, likelihoods = zip(*(fit_graded(chosen[:1500, trait_of == trait], 5) for trait in range(5)), strict=True)
+    slope, cuts = (np.concatenate(part) for part in zip(*fits, strict=True))
+    held_out = np.arange(5) * 10 + rng.integers(10, size=5)
+    return {
+        name: _questions(slope, cuts, trait_of, covariance, chosen[1500:], held_out)
+        for name, covariance in (("independent", np.eye(5)), ("correlated", trait_correlations(list(likelihoods))))
+    }
 
 
 def _questions(
@@ -253,77 +211,63 @@ def _first(is_there: np.ndarray) -> float:
     return float(np.argmax(is_there) + 1) if is_there.any() else float("nan")
 
 
-def _report(work: Path) -> None:
-    """Write the table of the parts that have been measured."""
-    parts = {path.stem: json.loads(path.read_text()) for path in sorted(work.glob("*.json"))}
-    lines = ["# Adaptive tests", "", *table_head("what | target | measured")]
-    for row in parts.get("speed", []):
-        limit = 1 if row["draws"] == 1 else 5
-        items = "items as points" if row["draws"] == 1 else f"{row['draws']:.0f} draws of the items"
-        middle, largest = 1e3 * row["median"], 1e3 * row["largest"]
-        lines += [
-            f"| proposal and answer, bank of 1000, {items} | ≤ {limit} ms, no later compilation | median {middle:.2f} "
-            f"ms, largest {largest:.2f} ms, {row['compiled_later']:.0f} compiled later |",
-            f"| the first in a new process, imports apart | ≤ 3 s | {row['first']:.2f} s |",
-        ]
-    if "peers" in parts:
-        found, peer = parts["peers"], parts["peers"]["catsim"]["seconds"]
+def _page(parts: dict[str, list[Any]]) -> list[str]:
+    """Rows of the parts that have been measured."""
+    rows = []
+    for name, limit, items in _BANKS:
+        if parts[name]:
+            run = {key: np.median([run[key] for run in parts[name]]) for key in parts[name][0]}
+            middle, largest = 1e3 * run["median"], 1e3 * run["largest"]
+            found = f"median {middle:.2f} ms, largest {largest:.2f} ms, {run['compiled_later']:.0f} compiled later"
+            what = f"proposal and answer, bank of 1000, {items}"
+            rows.append((what, f"≤ {limit} ms, no later compilation", found))
+            rows.append(("the first in a new process, imports apart", "≤ 3 s", f"{run['first']:.2f} s"))
+    for found in parts["peers"]:
+        peer, catsim = found["catsim"]["seconds"], found["catsim"]
         for name in ("information", "Fisher"):
-            lines.append(
-                f"| 2000 simulated tests of 30 items, bank of 300, {name} | ≤ 0.3 × catsim | "
-                f"{found[name]['seconds']:.2f} s against {peer:.0f} s ({found[name]['seconds'] / peer:.4f} ×; catsim "
-                f"by {found['catsim']['people']} people); rmse {found[name]['rmse']:.3f}, catsim "
-                f"{found['catsim']['rmse']:.3f} |"
-            )
-    if "bank" in parts:
-        error = parts["bank"]
+            own = found[name]
+            rows.append((
+                f"2000 simulated tests of 30 items, bank of 300, {name}",
+                "≤ 0.3 × catsim",
+                f"{own['seconds']:.2f} s against {peer:.0f} s ({own['seconds'] / peer:.4f} ×; catsim by "
+                f"{catsim['people']} people); rmse {own['rmse']:.3f}, catsim {catsim['rmse']:.3f}",
+            ))  # fmt: skip
+    for error in parts["bank"]:
         below = 1.0 - error["Fisher"]["10"] / error["random"]["10"]
         ahead = error["information"]["5"] / error["Fisher"]["5"] - 1.0
-        lines += [
-            f"| one trait, bank of 200, 2000 people: Fisher against random in rmse at 10 items | ≥ 25 % below | "
-            f"{100 * below:.0f} % below |",
-            f"| the same: information against Fisher at 5 items | not behind | {100 * ahead:+.1f} % in rmse |",
-        ]
-    if "people" in parts:
-        lines += _people(parts["people"])
-    if "coverage" in parts:
-        lines += ["", *_coverage(parts["coverage"])]
-    if "bank" in parts:
+        what = "one trait, bank of 200, 2000 people: Fisher against random in rmse at 10 items"
+        rows.append((what, "≥ 25 % below", f"{100 * below:.0f} % below"))
+        rows.append(("the same: information against Fisher at 5 items", "not behind", f"{100 * ahead:+.1f} % in rmse"))
+    lines = ["# Adaptive tests", "", *table("what | target | measured", [*rows, *_people(parts["people"])])]
+    for found in parts["coverage"]:
+        lines += ["", *_coverage(found)]
+    for error in parts["bank"]:
+        by_rule = ((name, *(f"{value:.3f}" for value in found.values())) for name, found in error.items())
         lines += ["", "Root mean square error by number of items, bank of 200:", ""]
-        lines += table_head("rule | 1 | 5 | 10 | 20 | 30")
-        for name, found in parts["bank"].items():
-            lines.append(f"| {name} | {' | '.join(f'{value:.3f}' for value in found.values())} |")
-    write_report("adaptive-tests", lines, "items.adaptive_tests", remarks=work / "remarks.md")
+        lines += table("rule | 1 | 5 | 10 | 20 | 30", by_rule)
+    return lines
 
 
-def _people(rows: list[dict[str, Any]]) -> list[str]:
+def _people(repeats: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
     """Questions until the traits and the score of the whole pool are nearly reached, and paired ratios."""
+    if not repeats:
+        return
     numbers = {
-        structure: {name: np.array([row[structure][name] for row in rows]) for name in rows[0][structure]}
+        structure: {name: np.array([row[structure][name] for row in repeats]) for name in repeats[0][structure]}
         for structure in ("independent", "correlated")
     }
-    lines = []
     for structure, found in numbers.items():
         words = [f"{name} {_mean(values[:, 0])} / {_mean(values[:, 1])}" for name, values in found.items()]
-        lines.append(
-            f"| people, {structure} traits, repeats: {len(rows)}; questions until 0.9 in the traits / 90 % of the "
-            f"score | | {'; '.join(words)} |"
-        )
+        what = f"people, {structure} traits, repeats: {len(repeats)}; questions until 0.9 in the traits / 90 % of the"
+        yield f"{what} score", "", "; ".join(words)
     found = numbers["independent"]
     for place, peer, limit in ((0, "random", 0.65), (0, "Big Five", 0.65), (1, "random", 0.75)):
         ratio = (found["information"] / found[peer])[:, place].mean()
-        what = "90 % of the score" if place else "0.9 in the traits"
-        verdict = "met" if ratio <= limit else "missed"
-        lines.append(
-            f"| questions by information until {what}, against {peer} | ≤ {limit} × | {ratio:.2f} ×: {verdict} |"
-        )
+        what = f"questions by information until {('0.9 in the traits', '90 % of the score')[place]}, against {peer}"
+        yield what, f"≤ {limit} ×", f"{ratio:.2f} ×: {'met' if ratio <= limit else 'missed'}"
     more = (numbers["correlated"]["information"] - found["information"]).mean(0)
-    verdict = "met" if np.all(more <= 0.0) else "missed"
-    lines.append(
-        f"| correlated against independent traits, by information | no more questions "
-        f"| {more[0]:+.1f} / {more[1]:+.1f}: {verdict} |"
-    )
-    return lines
+    measured = f"{more[0]:+.1f} / {more[1]:+.1f}: {'met' if np.all(more <= 0.0) else 'missed'}"
+    yield "correlated against independent traits, by information", "no more questions", measured
 
 
 def _mean(values: np.ndarray) -> str:
@@ -333,36 +277,35 @@ def _mean(values: np.ndarray) -> str:
 
 def _coverage(rows: list[dict[str, Any]]) -> list[str]:
     """Coverage of 90 % intervals, mean over repeats, by people of the calibration and number of items."""
-    lines = [
+
+    def row(size: int, kind: str) -> tuple[Any, ...]:
+        chosen = [row for row in rows if row["size"] == size and row["items"] == kind]
+        shares = [np.mean([row["coverage"][step] for row in chosen]) for step in ("5", "10", "20", "30")]
+        return size, kind, *(f"{share:.3f}" for share in shares), f"{np.mean([row['rmse'] for row in chosen]):.3f}"
+
+    cases = itertools.product(sorted({row["size"] for row in rows}), ("point", "posterior"))
+    return [
         "Coverage of 90 % intervals of the trait after 5, 10, 20 and 30 items chosen by information from a bank of "
         "100, and root mean square error after 30:",
         "",
-        *table_head("calibrated on | items | 5 | 10 | 20 | 30 | rmse"),
+        *table("calibrated on | items | 5 | 10 | 20 | 30 | rmse", (row(*case) for case in cases)),
     ]
-    for size in sorted({row["size"] for row in rows}):
-        for kind in ("point", "posterior"):
-            chosen = [row for row in rows if row["size"] == size and row["items"] == kind]
-            shares = [np.mean([row["coverage"][step] for row in chosen]) for step in ("5", "10", "20", "30")]
-            error = np.mean([row["rmse"] for row in chosen])
-            lines.append(f"| {size} | {kind} | {' | '.join(f'{share:.3f}' for share in shares)} | {error:.3f} |")
-    return lines
 
 
 def main() -> None:
-    """Measure the parts that are named, and keep what they found as ``WORK/<part>.json``."""
-    parser = parser_of_work(__doc__)
-    parser.add_argument("parts", nargs="*")
-    parser.add_argument("--minutes", type=float, default=20.0)
-    given = begin(parser)
-    measures: dict[str, Callable[[], Any]] = {"speed": speed, "peers": peers, "bank": bank, "coverage": coverage}
-    unknown = set(given.parts) - {*measures, "people"}
-    if unknown:
-        parser.error(f"no such parts: {sorted(unknown)}")
-    for part in given.parts:
-        found = people(given.work, minutes=given.minutes) if part == "people" else measures[part]()
-        (given.work / f"{part}.json").write_text(json.dumps(found, indent=1) + "\n")
-        print(part, json.dumps(found), flush=True)
-    _report(given.work)
+    """Measure, each part in a process of its own, and write the page of all parts that have run."""
+    experiments: dict[str, Callable[[int], Any]] = {
+        "speed": partial(speed, num_draws=1),
+        "speed of draws": partial(speed, num_draws=100),
+        "peers": peers,
+        "bank": bank,
+        "coverage": coverage,
+        "people": people,
+    }
+    draws = dict.fromkeys(experiments, 1) | {"speed": 3, "speed of draws": 3, "people": 10}
+    study = Study(__doc__, experiments, draws=draws, environment={})
+    found = study.run()
+    study.write("adaptive-tests", _page(found))
 
 
 if __name__ == "__main__":

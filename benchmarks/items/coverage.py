@@ -1,30 +1,25 @@
 """Coverage of traits, items drawn and as points: ``python -m benchmarks.items.coverage WORK`` writes the table.
 
 Two-parameter logistic items and people are drawn from their priors, 200 people and 20 items in each of 200 data sets,
-and ``calibrate`` ranks the true values among the draws of ``AdaptiveQuadrature``. ``WORK`` keeps the ranks of each
-batch, so that a run that was ended goes on. Some six CPU-minutes.
+and ``calibrate`` ranks the true values among the draws of ``AdaptiveQuadrature``. Some six CPU-minutes.
 """
 
 from __future__ import annotations
 
-import time
-import warnings
+from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from scipy.stats import chisquare
 
 from numpyro_ext.infer import AdaptiveQuadrature
-from numpyro_ext.infer.calibration import Calibration, calibrate
+from numpyro_ext.infer.calibration import Calibration
 
-from ..evidence.calibration import content_of, together
-from ..harness import table_head, write_report
-from ..harness.repeats import begin, keep, kept_draws, parser_of_work
+from ..evidence.calibration import endings, shares, simulated, together
+from ..harness import Study, table
 
 _NUM_BATCHES, _BATCH, _NUM_SAMPLES = 8, 25, 399
 _NUM_PEOPLE, _NUM_ITEMS, _NUM_BINS = 200, 20, 10
@@ -42,31 +37,20 @@ def two_parameter_logistic(response: Any = None) -> None:
     numpyro.sample("response", dist.Bernoulli(logits=a * trait[:, None] + d), obs=response)
 
 
-def _simulated(integrate: str, batch: int) -> dict[str, Any]:
-    engine = AdaptiveQuadrature(
-        two_parameter_logistic, integrate=integrate, num_samples=_NUM_SAMPLES, progress_bar=False
-    )
-    start = time.process_time()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        found = calibrate(engine, jax.random.key(batch), num_simulations=_BATCH)
-    messages = sorted({str(warning.message) for warning in caught})
-    return {"seconds": time.process_time() - start, **content_of(found), "warnings": messages}
+def _fit(batch: int, integrate: str) -> dict[str, Any]:
+    options = {"integrate": integrate, "num_samples": _NUM_SAMPLES, "progress_bar": False}
+    return simulated(AdaptiveQuadrature(two_parameter_logistic, **options), batch, _BATCH)
 
 
-def _rows(kind: str, found: Calibration) -> list[str]:
+def _rows(kind: str, found: Calibration) -> Iterator[Iterable[Any]]:
     """Coverage of each site; for traits also whether it is what was asked."""
-    rows = []
     for name, held in found.coverage((0.5, 0.8, 0.9, 0.95)).items():
-        if kind == "points" and name != "trait":
-            continue  # all draws of a point are equal
-        shares = " | ".join(f"{100 * share:.1f} ± {100 * error:.1f}" for share, error in held.values())
-        verdict = ""
         if name == "trait":
             is_met = _LEAST <= held[0.9][0] <= _MOST
-            verdict = f"{100 * _LEAST:.0f} to {100 * _MOST:.0f}: {'met' if is_met else 'missed'}"
-        rows.append(f"| {kind} | `{name}` | {shares} | {verdict} |")
-    return rows
+            wanted = f"{100 * _LEAST:.0f} to {100 * _MOST:.0f}: {'met' if is_met else 'missed'}"
+            yield kind, "`trait`", *shares(held), wanted
+        elif kind == "drawn":  # all draws of a point are equal
+            yield kind, f"`{name}`", *shares(held), ""
 
 
 def _uniformity(found: Calibration) -> list[str]:
@@ -87,34 +71,28 @@ def _uniformity(found: Calibration) -> list[str]:
 
 def main() -> None:
     """Simulate, fit and write."""
-    work: Path = begin(parser_of_work(__doc__)).work
-    rows, remarks = [], []
-    for integrate, kind in _KINDS.items():
-        for batch in range(_NUM_BATCHES):
-            keep(work / f"{kind}-{batch}.json", partial(_simulated, integrate, batch))
-        parts = kept_draws(work, kind)
-        found = together(parts, _NUM_SAMPLES)
-        rows += _rows(kind, found)
-        remarks.append(
-            f'- Items {kind} (`integrate="{integrate}"`): {len(found.converged)} fitted, '
-            f"{int((~found.converged).sum())} not converged, {len(found.errors)} failed, "
-            f"{sum(part['seconds'] for part in parts):.0f} CPU-seconds with simulation and ranks."
-        )
-        if kind == "drawn":
-            remarks += _uniformity(found)
+    experiments = {kind: partial(_fit, integrate=integrate) for integrate, kind in _KINDS.items()}
+    study = Study(__doc__, experiments, draws=_NUM_BATCHES)
+    parts = {kind: found for kind, found in study.run().items() if found}
+    joined = {kind: together(found, _NUM_SAMPLES) for kind, found in parts.items()}
+    remarks = [f"- Items {kind}: {endings(joined[kind], parts[kind])} with simulation and ranks." for kind in parts]
     lines = [
         "# How often intervals of traits hold the true value, with items drawn and as points",
         "",
         f"`calibrate(AdaptiveQuadrature(model))`: {_NUM_BATCHES * _BATCH} data sets of {_NUM_PEOPLE} people and "
         f"{_NUM_ITEMS} two-parameter logistic items, both from their priors, LogNormal(0, 0.5) and Normal(0, 3) of the "
-        f"items, {_NUM_SAMPLES} draws of each fit. Shares in per cent, with standard errors over data sets.",
+        f"items, {_NUM_SAMPLES} draws of each fit. Shares in per cent, with standard errors over data sets. Items are "
+        'drawn with `integrate="auto"`, points with `"none"`.',
         "",
-        *table_head("items | site | 50 % | 80 % | 90 % | 95 % | wanted of 90 %"),
-        *rows,
+        *table(
+            "items | site | 50 % | 80 % | 90 % | 95 % | wanted of 90 %",
+            (row for kind, found in joined.items() for row in _rows(kind, found)),
+        ),
         "",
         *remarks,
+        *(_uniformity(joined["drawn"]) if "drawn" in joined else []),
     ]
-    write_report("item-coverage", lines, script="items.coverage", remarks=work / "remarks.md")
+    study.write("item-coverage", lines)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ out on 61 nodes by three lines that share nothing with the engine. Verbal aggres
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +18,12 @@ import numpyro
 import numpyro.distributions as dist
 import pandas as pd
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS
 
 from numpyro_ext.datasets.external import data_path
 from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.models import item_response
 
-from ..harness import table_head, write_report
-
-__all__ = ["main"]
+from ..harness import cpu_seconds, make_nuts, run_chains, table, write_report
 
 _NODES = np.linspace(-8.0, 8.0, 61)
 _NUM_CHAINS, _NUM_WARMUP, _NUM_SAMPLES = 4, 300, 1000
@@ -54,48 +52,39 @@ def _answers() -> dict[str, np.ndarray]:
     return found
 
 
-def _rows(name: str, response: np.ndarray) -> list[str]:
-    start = time.process_time()
-    sampler = MCMC(
-        NUTS(_items),
-        num_warmup=_NUM_WARMUP,
-        num_samples=_NUM_SAMPLES,
-        num_chains=_NUM_CHAINS,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-    sampler.run(jax.random.key(0), response)
-    chains = {site: np.asarray(draws) for site, draws in sampler.get_samples(group_by_chain=True).items()}
-    seconds, rows = time.process_time() - start, []
-    start = time.process_time()
-    engine = AdaptiveQuadrature(partial(item_response, family="2pl", priors=True), progress_bar=False)
-    engine.run(jax.random.key(0), response)
-    estimates = {site: (np.asarray(engine.hyper[site].mean), np.asarray(engine.hyper[site].sd)) for site in _SITES}
-    own = time.process_time() - start
-    draws = engine.get_samples()
-    for site in _SITES:
-        exact = chains[site].reshape(-1, response.shape[1])
-        mean, sd = exact.mean(0), exact.std(0)
-        error = 1.0 / np.sqrt(np.min(effective_sample_size(chains[site])))
-        of_draws = np.asarray(draws[site])
-        for source, (own_mean, own_sd) in {
-            "`hyper`": estimates[site],
-            "`get_samples`": (of_draws.mean(0), of_draws.std(0)),
-        }.items():
-            off, wide = np.abs(own_mean - mean) / sd, np.abs(own_sd / sd - 1.0)
-            rows.append(
-                f"| {name} | `{site}` | {source} | {off.max():.3f} | {np.sqrt(np.mean(off**2)):.3f} "
-                f"| {100 * wide.max():.1f} % | {100 * np.sqrt(np.mean(wide**2)):.1f} % | {error:.3f} "
-                f"| {own:.1f} | {seconds:.0f} | {'yes' if engine.diagnostics.converged else 'no'} |"
-            )
-            print(rows[-1], flush=True)
-    return rows
+def _rows() -> Iterator[Iterable[Any]]:
+    for name, response in _answers().items():
+        sampler = make_nuts(_items, _NUM_WARMUP, _NUM_SAMPLES, num_chains=_NUM_CHAINS)
+        chains = run_chains(sampler, 0, response)
+        engine = AdaptiveQuadrature(partial(item_response, family="2pl", priors=True), progress_bar=False)
+        found, own = cpu_seconds(
+            lambda: (engine.run(jax.random.key(0), response), _moments(engine))[1]  # noqa: B023
+        )
+        ended = f"{own:.1f}", f"{chains.seconds:.0f}", bool(engine.diagnostics.converged)
+        for site in _SITES:
+            exact = chains.draws[site].reshape(-1, response.shape[1])
+            error = 1.0 / np.sqrt(np.min(effective_sample_size(chains.draws[site])))
+            draws = np.asarray(engine.get_samples()[site])
+            for answer, (mean, sd) in {"`hyper`": found[site], "`get_samples`": (draws.mean(0), draws.std(0))}.items():
+                off, wide = np.abs(mean - exact.mean(0)) / exact.std(0), 100 * np.abs(sd / exact.std(0) - 1.0)
+                gaps = [f"{off.max():.3f}", f"{_rms(off):.3f}", f"{wide.max():.1f} %", f"{_rms(wide):.1f} %"]
+                yield name, f"`{site}`", answer, *gaps, f"{error:.3f}", *ended
+
+
+def _moments(engine: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    return {site: (np.asarray(engine.hyper[site].mean), np.asarray(engine.hyper[site].sd)) for site in _SITES}
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(values**2)))
 
 
 def main() -> None:
     """Fit, sample and write."""
     numpyro.enable_x64()
-    rows = [row for name, response in _answers().items() for row in _rows(name, response)]
+    heads = (
+        "data | site | answer | mean, largest | mean | sd, largest | sd | error of NUTS | seconds | of NUTS | converged"
+    )
     lines = [
         "# Posterior of items with priors beside NUTS",
         "",
@@ -105,13 +94,9 @@ def main() -> None:
         "NUTS is that of the item with the fewest effective draws; that of a standard deviation is 0.7 times as "
         "large. CPU-seconds of both with compilation; the engine's are those until means and deviations are known.",
         "",
-        *table_head(
-            "data | site | answer | mean, largest | mean | sd, largest | sd | error of NUTS | seconds | of NUTS "
-            "| converged"
-        ),
-        *rows,
+        *table(f"{heads} | converged", _rows()),
     ]
-    write_report("item-posterior", lines, script="items.posterior")
+    write_report("item-posterior", lines)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,13 @@
 Experiments of Houlsby (2014, sections 8.3 and 8.4) on open data: 500 and 5000 people, 80 % of whose answers are there
 to learn from; factor analysis (GFA) with 1 to 20 traits by ``variational_em``, with the loadings of the five scales
 (GFA-BIG5) and random ones (GFA-rand); graded and partial-credit items (MIRT) with one trait by
-``AdaptiveQuadrature``. ``WORK`` keeps the scores of each repeat, so that a run that was ended goes on. Data are below
-``NUMPYRO_EXT_DATA``.
+``AdaptiveQuadrature``. Data are below ``NUMPYRO_EXT_DATA``.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -36,8 +34,7 @@ from numpyro_ext.psychometrics import (
     smallest_sufficient_dimension,
 )
 
-from ..harness import table_head, write_report
-from ..harness.repeats import begin, parser_of_work
+from ..harness import Study, cpu_seconds, table_head
 
 DIMENSIONS = {500: (1, 2, 3, 4, 5, 6, 8, 10, 20), 5000: (1, 2, 5, 8, 10, 20)}
 REPEATS = {500: 5, 5000: 1}
@@ -51,6 +48,7 @@ CUTS = np.array([-np.inf, 1.5, 2.5, 3.5, 4.5, np.inf])
 NUM_STEPS, NUM_DRAWS = 150, 200
 
 
+@cache
 def ipip() -> np.ndarray:
     """Answers 1 to 5 of 15,000 people to 50 items, reversed items turned round, nan where there is none."""
     frame = pd.read_csv(data_path("ipip-big5", "big5_first15000.csv.gz"))
@@ -172,26 +170,6 @@ def item_responses(
     return rows
 
 
-class _Study:
-    """Scores of all models and repeats on data of one kind, kept in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.scores = pd.read_csv(path) if path.exists() else pd.DataFrame()
-
-    def add(self, prefix: str, work: Callable[..., list[dict[str, Any]]], *args: Any) -> None:
-        """Add what a repeat finds, unless the file has it; ``args`` are the answers, the repeat and so on."""
-        if len(self.scores) and args[1] in set(self.scores.loc[self.scores["model"].str.startswith(prefix), "repeat"]):
-            return
-        began = time.process_time()
-        rows = pd.DataFrame(work(*args))
-        seconds = time.process_time() - began
-        rows["seconds"] = seconds / len(rows)
-        self.scores = pd.concat([self.scores, rows], ignore_index=True)
-        self.scores.to_csv(self.path, index=False)
-        print(f"{self.path.stem}, repeat {args[1]}, {prefix}: {seconds:.0f} CPU-seconds", flush=True)
-
-
 def _table_of(scores: pd.DataFrame) -> list[str]:
     mean = scores.groupby("model", sort=False).mean(numeric_only=True)
     counts = scores.groupby("model", sort=False).size()
@@ -254,50 +232,66 @@ def _signs(scores: pd.DataFrame, number: int) -> list[str]:
     return rows
 
 
+def some(number: int, seed: int) -> np.ndarray:
+    """Answers of so many random people."""
+    answers = ipip()
+    return answers[np.random.default_rng(100 + seed).permutation(len(answers))[:number]]
+
+
+def timed(measure: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Rows of scores with their share of the CPU-seconds."""
+    rows, seconds = cpu_seconds(measure)
+    return [row | {"seconds": seconds / len(rows)} for row in rows]
+
+
+def some_gfa(seed: int, number: int) -> list[dict[str, Any]]:
+    return timed(lambda: factor_analyses(some(number, seed), seed, DIMENSIONS[number]))
+
+
+def some_mirt(seed: int, number: int) -> list[dict[str, Any]]:
+    return timed(lambda: item_responses(some(number, seed), seed, MIRT_TRAITS[number]))
+
+
+def drawn(seed: int) -> list[dict[str, Any]]:
+    answers = synthetic(np.random.default_rng(7), 500)
+    return timed(lambda: factor_analyses(answers, seed, (5, 8, 10, 12, 15)))
+
+
+def drawn_graded(seed: int) -> list[dict[str, Any]]:
+    answers = graded(np.random.default_rng(8), 500)
+    return timed(lambda: item_responses(answers, seed, (1,), {"graded": MIRT["graded"]}))
+
+
 def main() -> None:
     """Fit all, and write the table and its signs."""
-    parser = parser_of_work(__doc__)
-    parser.add_argument("--people", type=int, nargs="*", choices=list(DIMENSIONS), default=list(DIMENSIONS))
-    parser.add_argument("--without-mirt", action="store_true")
-    given = begin(parser)
-    work: Path = given.work
-    answers = ipip()
+    experiments: dict[str, Callable[[int], Any]] = {"drawn": drawn, "graded": drawn_graded}
+    draws = {"drawn": 3, "graded": 1}
+    for number in DIMENSIONS:
+        experiments[f"GFA of {number}"] = partial(some_gfa, number=number)
+        experiments[f"MIRT of {number}"] = partial(some_mirt, number=number)
+        draws |= {f"GFA of {number}": REPEATS[number], f"MIRT of {number}": MIRT_REPEATS[number]}
+    study = Study(__doc__, experiments, draws=draws)
+    found = {name: pd.DataFrame([row for rows in each for row in rows]) for name, each in study.run().items() if each}
     lines, signs = [], table_head("finding | people | found | ")
-    for number in given.people:
-        study = _Study(work / f"{number}.csv")
-        for seed in range(REPEATS[number]):
-            chosen = answers[np.random.default_rng(100 + seed).permutation(len(answers))[:number]]
-            study.add("GFA", factor_analyses, chosen, seed, DIMENSIONS[number])
-            if seed < MIRT_REPEATS[number] and not given.without_mirt:
-                study.add("MIRT", item_responses, chosen, seed, MIRT_TRAITS[number])
-        chance = chance_levels(answers[:number])
-        lines += ["", f"## {number} people", "", *_table_of(study.scores),
+    for number in (n for n in DIMENSIONS if f"GFA of {n}" in found):
+        parts = [found[f"{kind} of {number}"] for kind in ("GFA", "MIRT") if f"{kind} of {number}" in found]
+        scores, chance = pd.concat(parts, ignore_index=True), chance_levels(ipip()[:number])
+        lines += ["", f"## {number} people", "", *_table_of(scores),
                   f"| chance, all answers alike | | {chance.likelihood:.4f} | | {chance.fraction_correct:.3f} | | |",
                   f"| chance by item | | {chance.likelihood_by_item:.4f} | "
                   f"| {chance.fraction_correct_by_item:.3f} | | |",
-                  "", f"{study.scores['seconds'].sum():.0f} CPU-seconds."]  # fmt: skip
-        signs += _signs(study.scores, number)
-    known, drawn = _Study(work / "drawn.csv"), synthetic(np.random.default_rng(7), 500)
-    for seed in range(3):
-        known.add("GFA", factor_analyses, drawn, seed, (5, 8, 10, 12, 15))
-    dimensions, gfa, _ = _gfa(known.scores)
-    peak = dimensions[int(gfa["test"].to_numpy().argmax())]
-    one = _Study(work / "graded.csv")
-    only = {"graded": MIRT["graded"]}
-    one.add("MIRT", item_responses, graded(np.random.default_rng(8), 500), 0, (1,), only)
-    kl = float(one.scores["kl"].mean())
-    signs += [
-        _row(500, "8.3: ten traits found where answers were drawn with ten", f"D = {peak}", peak == 10),
-        _row(500, "8.5: PIT KL near zero at the model that drew the answers (graded, D = 1)", f"{kl:.4f}", kl < 0.002),
-    ]
-    lines += ["", "## 500 people and 100 items drawn with ten traits", "", *_table_of(known.scores)]
+                  "", f"{scores['seconds'].sum():.0f} CPU-seconds."]  # fmt: skip
+        signs += _signs(scores, number)
+    if "drawn" in found:
+        dimensions, gfa, _ = _gfa(found["drawn"])
+        peak = dimensions[int(gfa["test"].to_numpy().argmax())]
+        signs.append(_row(500, "8.3: ten traits found where answers were drawn with ten", f"D = {peak}", peak == 10))
+        lines += ["", "## 500 people and 100 items drawn with ten traits", "", *_table_of(found["drawn"])]
+    if "graded" in found:
+        kl, what = float(found["graded"]["kl"].mean()), "8.5: PIT KL near zero at the model that drew the answers"
+        signs.append(_row(500, f"{what} (graded, D = 1)", f"{kl:.4f}", kl < 0.002))
     what = "LL is the geometric mean of the probabilities of answers; 80 % of them are there to learn from."
-    write_report(
-        "trait-numbers",
-        ["# Numbers of traits of the IPIP-50", "", what, "", *signs, *lines],
-        "trait_numbers_table",
-        remarks=work / "remarks.md",
-    )
+    study.write("trait-numbers", ["# Numbers of traits of the IPIP-50", "", what, "", *signs, *lines])
 
 
 if __name__ == "__main__":

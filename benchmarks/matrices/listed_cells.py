@@ -6,7 +6,9 @@ core (``taskset -c 0``). A minute.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure.bilinear.background import Background
 from numpyro_ext.structure.bilinear.form import Bilinear, Common, GaussianSide, order_cells
 
-from ..harness import shortest, table_head, write_report
+from ..harness import shortest, table, verdict, write_report
 
 _RANK, _CHUNK, _NUM_CHUNKS = 20, 3334, 3
 _SIZES = ((2000, 1000, 30_000), (2000, 1000, 120_000), (2000, 8000, 30_000))
@@ -70,42 +72,40 @@ def drawn_cells(form: Bilinear, state: core.State) -> tuple[float, float]:
 def main() -> None:
     """Write the table."""
     numpyro.enable_x64()
+    sweep = jax.jit(partial(quadratic.sweep, with_gauge=True), static_argnums=2)
+    took: list[float] = []
+    cells: list[tuple[float, float]] = []
+
+    def rows() -> Iterator[Iterable[Any]]:
+        for size in _SIZES:
+            form = make_form(*size)
+            state = jax.jit(core.init, static_argnums=(2, 3))(form, jax.random.key(0), "diagonal", "diagonal")
+            views = jax.jit(quadratic.make_views, static_argnums=1)(form, _OPTIONS)
+            took.append(shortest(lambda: sweep(form, state, _OPTIONS, views=views), rounds=15))  # noqa: B023
+            if not cells:
+                cells.append(drawn_cells(form, state))
+            yield f"{size[0]} × {size[1]}", size[2], f"{1e3 * took[-1]:.1f}", f"{1e6 * took[-1] / size[2]:.2f}"
+
+    lines = table("matrix | ones | ms a sweep | µs a one", rows())
+    (cell, exchange) = cells[0]
+    vectors = sum(_SIZES[2][:2]) / sum(_SIZES[0][:2])
+    exponent = np.log(took[1] / took[0]) / np.log(_SIZES[1][2] / _SIZES[0][2])
     lines = [
         "# Listed and drawn cells on one core",
         "",
         f'CPU milliseconds of a sweep of `zeros="by_row"`, rank {_RANK} with biases and an intercept, `float64`.',
         "",
-        *table_head("matrix | ones | ms a sweep | µs a one"),
-    ]
-    sweep = jax.jit(partial(quadratic.sweep, with_gauge=True), static_argnums=2)
-    took: list[float] = []
-    drawn = ""
-    for size in _SIZES:
-        form = make_form(*size)
-        state = jax.jit(core.init, static_argnums=(2, 3))(form, jax.random.key(0), "diagonal", "diagonal")
-        views = jax.jit(quadratic.make_views, static_argnums=1)(form, _OPTIONS)
-        took.append(shortest(lambda *args: sweep(*args[:2], _OPTIONS, views=args[2]), form, state, views, rounds=15))
-        lines.append(f"| {size[0]} × {size[1]} | {size[2]} | {1e3 * took[-1]:.1f} | {1e6 * took[-1] / size[2]:.2f} |")
-        print(lines[-1], flush=True)
-        if not drawn:
-            cell, exchange = drawn_cells(form, state)
-            drawn = (
-                f"A cell in a minibatch of {_NUM_CHUNKS * _CHUNK} drawn ones and zeros: {1e6 * cell:.2f} µs (target: "
-                f"1.5, {'met' if cell <= 1.5e-6 else 'missed'}), {cell / exchange:.1f} times a gather and a scatter "
-                f"of its two vectors (target: 4, {'met' if cell <= 4.0 * exchange else 'missed'})."
-            )
-            print(drawn, flush=True)
-    vectors = sum(_SIZES[2][:2]) / sum(_SIZES[0][:2])
-    exponent = np.log(took[1] / took[0]) / np.log(_SIZES[1][2] / _SIZES[0][2])
-    lines += [
+        *lines,
         "",
-        f"Exponent in the ones: {exponent:.2f} (target: 1.05, {'met' if exponent <= 1.05 else 'missed'}). Eight times "
-        f"the columns with as many ones take {took[2] / took[0]:.2f} times as long; there are {vectors:.1f} "
-        "times as many vectors to update.",
+        f"Exponent in the ones: {exponent:.2f} (target: 1.05, {verdict(exponent <= 1.05)}). Eight times the columns "
+        f"with as many ones take {took[2] / took[0]:.2f} times as long; there are {vectors:.1f} times as many vectors "
+        "to update.",
         "",
-        drawn,
+        f"A cell in a minibatch of {_NUM_CHUNKS * _CHUNK} drawn ones and zeros: {1e6 * cell:.2f} µs (target: 1.5, "
+        f"{verdict(cell <= 1.5e-6)}), {cell / exchange:.1f} times a gather and a scatter of its two vectors (target: "
+        f"4, {verdict(cell <= 4.0 * exchange)}).",
     ]
-    write_report("listed-cells", lines, "matrices.listed_cells")
+    write_report("listed-cells", lines)
 
 
 if __name__ == "__main__":

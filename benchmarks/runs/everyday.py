@@ -3,15 +3,13 @@
 ``python -m benchmarks.runs.everyday`` writes ``results/<date>-everyday.md``. Three covariates and intercepts of 300
 groups; everything is learned, and ``EP`` integrates over the hyperparameters. Each model has a process of its own, so
 that the first run compiles all of its programs. NUTS has 300 steps to adapt and 300 draws of one chain of the model
-with centred groups, compilation included, and is left out with ``--without-nuts``.
+with centred groups, compilation included; ``--only`` leaves it out where it names models alone.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,11 +18,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
-from numpyro.infer import MCMC, NUTS
 
 from numpyro_ext.infer import EP
 
-from ..harness import in_own_process, table_head, write_report
+from ..harness import Study, first_and_next, make_nuts, run_chains, table
 
 NUM_ROWS, NUM_GROUPS = 10_000, 300
 RANDOM = np.random.default_rng(0)
@@ -91,53 +88,43 @@ def model_of(name: str) -> Callable[..., None]:
     return model
 
 
-def measure(name: str, by: str) -> dict[str, float]:
-    """CPU-seconds of runs in this process, and the posterior mean and deviation of the spread of the groups."""
-    model, data = model_of(name), (X, GROUP, MODELS[name][1])
-    found: dict[str, float] = {}
-    if by == "NUTS":
-        start = time.process_time()
-        mcmc = MCMC(NUTS(model), num_warmup=NUM_WARMUP, num_samples=NUM_DRAWS, progress_bar=False)
-        mcmc.run(random.key(0), *data)
-        draws = np.asarray(mcmc.get_samples()["spread"])
-        return {"seconds": time.process_time() - start, "mean": float(draws.mean()), "sd": float(draws.std())}
-    for key in ("first", "next"):
-        start = time.process_time()
+def by_engine(draw: int, name: str) -> dict[str, float]:
+    """CPU-seconds of runs of ``EP``, and the posterior mean and deviation of the spread of the groups."""
+    model = model_of(name)
+
+    def run(_: int) -> tuple[EP, Any]:
         engine = EP(model, progress_bar=False)
-        engine.run(random.key(0), *data)
-        draws = np.asarray(engine.get_samples()["spread"])
-        found[key] = time.process_time() - start
-        if not engine.diagnostics.converged:
-            raise RuntimeError(f"EP did not converge on {name}.")
-    return found | {"mean": float(draws.mean()), "sd": float(draws.std())}
+        engine.run(random.key(0), X, GROUP, MODELS[name][1])
+        return engine, engine.get_samples()["spread"]
+
+    (engine, draws), first, later = first_and_next(run)
+    if not engine.diagnostics.converged:
+        raise RuntimeError(f"EP did not converge on {name}.")
+    return {"first": first, "next": later, "mean": float(draws.mean()), "sd": float(draws.std())}
+
+
+def by_nuts(draw: int, name: str) -> dict[str, float]:
+    """The same by one chain, compilation included."""
+    chains = run_chains(make_nuts(model_of(name), NUM_WARMUP, NUM_DRAWS), 0, X, GROUP, MODELS[name][1])
+    spread = chains.draws["spread"]
+    return {"seconds": chains.seconds, "mean": float(spread.mean()), "sd": float(spread.std())}
+
+
+def _rows(found: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
+    for name in MODELS:
+        for ours in found[name]:
+            peers = found[f"{name} by NUTS"]
+            theirs = [f"{peer['seconds']:.0f}" for peer in peers] or [""]
+            theirs += [f"{peer['seconds'] / ours['first']:.0f}" for peer in peers] or [""]
+            spreads = [f"{one['mean']:.3f} ± {one['sd']:.3f}" for one in (ours, *peers)]
+            yield name, f"{ours['first']:.1f}", f"{ours['next']:.1f}", *theirs, *spreads, *([] if peers else [""])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", choices=list(MODELS), help="measure this model in this process")
-    parser.add_argument("--by", default="EP", choices=["EP", "NUTS"])
-    parser.add_argument("--without-nuts", action="store_true")
-    options = parser.parse_args()
-    numpyro.enable_x64()
-    if options.one:
-        print(json.dumps(measure(options.one, options.by)))
-        return
-    rows, data = [], {}
-    for name in MODELS:
-        ours = in_own_process("runs.everyday", "--one", name, "--by", "EP")
-        peer = None
-        if not options.without_nuts:
-            peer = in_own_process("runs.everyday", "--one", name, "--by", "NUTS")
-        data[name] = {"EP": ours, "NUTS": peer}
-        theirs = ["", "", ""]
-        if peer is not None:
-            theirs = [f"{peer['seconds']:.0f}", f"{peer['seconds'] / ours['first']:.0f}"]
-            theirs.append(f"{peer['mean']:.3f} ± {peer['sd']:.3f}")
-        spread = f"{ours['mean']:.3f} ± {ours['sd']:.3f}"
-        rows.append(
-            f"| {name} | {ours['first']:.1f} | {ours['next']:.1f} | {' | '.join([*theirs[:2], spread, theirs[2]])} |"
-        )
-        print(rows[-1], flush=True)
+    experiments: dict[str, Callable[[int], Any]] = {name: partial(by_engine, name=name) for name in MODELS}
+    experiments |= {f"{name} by NUTS": partial(by_nuts, name=name) for name in MODELS}
+    study = Study(__doc__, experiments, environment={})
+    found = study.run()
     lines = [
         "# Multilevel regressions of everyday",
         "",
@@ -145,10 +132,12 @@ def main() -> None:
         "hyperparameters integrated over, in a new process and again; of NUTS with compilation,",
         f"{NUM_WARMUP} steps to adapt and {NUM_DRAWS} draws.",
         "",
-        *table_head("likelihood | EP, first | EP, next | NUTS | NUTS over EP, first | spread of the groups, EP | NUTS"),
-        *rows,
+        *table(
+            "likelihood | EP, first | EP, next | NUTS | NUTS over EP, first | spread of the groups, EP | NUTS",
+            _rows(found),
+        ),
     ]
-    write_report("everyday", lines, data=data)
+    study.write("everyday", lines)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
 """Counts on a map: a field of a sparse precision beside noise, slope and intercept, first and next runs.
 
-``python -m benchmarks.runs.maps`` writes ``results/<date>-maps.md``; ``--sides`` and ``--by`` name the grids and the
-engines. Each has a process of its own, with one thread for linear algebra, so that the first run compiles all of its
-programs; the next one has other data on the same map. A run includes its draws. Hyperparameters are integrated over.
+``python -m benchmarks.runs.maps`` writes ``results/<date>-maps.md``. Each grid and engine has a process of its own,
+with one thread for linear algebra, so that the first run compiles all of its programs; the next one has other data on
+the same map. A run includes its draws. Hyperparameters are integrated over.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import resource
-import time
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,19 +17,16 @@ import numpyro
 import numpyro.distributions as dist
 from jax import random
 
-from numpyro_ext.compilation.disk_cache import VARIABLE
 from numpyro_ext.distributions import GaussianMarkovRandomField, graph_precision
 from numpyro_ext.infer import EP, LaplaceApproximation
 
-from ..harness import in_own_process, write_report
+from ..harness import COLD, Study, first_and_next, peak_bytes, table
 
 ENGINES = {"Laplace": LaplaceApproximation, "EP": EP}
-REPORTED = {32: ("0.58", "none in 200 s"), 100: ("8.3", "")}
-"""CPU-seconds of TMB with standard errors, by a template of its own, on maps of these sides; and of ours before."""
+REPORTED = {32: "0.58", 100: "8.3"}
+"""CPU-seconds of TMB with standard errors, by a template of its own, on maps of these sides."""
 WANTED = {32: "8 / 0.87", 100: "16.6 / 10"}
 """CPU-seconds that a first and a next run should take at most: 1.5 and 1.2 times those of TMB, when compiled."""
-COLD = {VARIABLE: "off", "OPENBLAS_NUM_THREADS": "1"}
-"""Environment of processes that compile all of their programs."""
 SITES = ("a", "b", "tau", "s")
 
 
@@ -63,43 +58,38 @@ def data(graph: Any, seed: int) -> tuple[np.ndarray, ...]:
     return expected, x, draws.poisson(rate)
 
 
-def measure(side: int, by: str) -> dict[str, Any]:
-    """CPU-seconds of runs in this process, and moments after the second."""
-    graph, found = grid(side), {}
-    for name, seed in (("first", 1), ("next", 2)):
-        args = data(graph, seed)
-        start = time.process_time()
+def measure(draw: int, side: int, by: str) -> dict[str, Any]:
+    """CPU-seconds of two runs on other data of one map, memory, and moments after the second."""
+    graph = grid(side)
+    args = [data(graph, seed) for seed in (1, 2)]
+
+    def run(number: int) -> Any:
         engine = ENGINES[by](icar, progress_bar=False)
-        engine.run(random.key(0), graph, *args)
+        engine.run(random.key(0), graph, *args[number])
         engine.get_samples()
-        found[name] = time.process_time() - start
-    posterior = engine.posterior
-    found["converged"] = engine.diagnostics.converged
-    found["moments"] = {n: (float(posterior[n].mean), float(np.sqrt(posterior[n].variance))) for n in SITES}
-    found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return found
+        return engine
+
+    engine, first, later = first_and_next(run)
+    moments = {n: (float(engine.posterior[n].mean), float(engine.posterior[n].sd)) for n in SITES}
+    ended = {"converged": bool(engine.diagnostics.converged), "memory": peak_bytes() / 2**30}
+    return {"first": first, "next": later, "moments": moments, **ended}
+
+
+CASES = {f"{side} by {by}": (side, by) for side in REPORTED for by in ENGINES}
+
+
+def _rows(found: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
+    for name, (side, by) in CASES.items():
+        for row in found[name]:
+            times = f"{row['first']:.1f}", f"{row['next']:.1f}", WANTED.get(side), REPORTED.get(side)
+            moments = (f"{mean:.3f} ± {sd:.3f}" for mean, sd in row["moments"].values())
+            yield f"{side**2:,}", by, *times, f"{row['memory']:.2f}", row["converged"], *moments
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sides", type=int, nargs="+", default=list(REPORTED))
-    parser.add_argument("--by", nargs="+", default=list(ENGINES), choices=ENGINES)
-    parser.add_argument("--loaded", action="store_true", help="other processes run beside it")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        numpyro.enable_x64()
-        print(json.dumps(measure(int(options.one[0]), options.one[1])))
-        return
-    found = {}
-    for side in options.sides:
-        for by in options.by:
-            found[side, by] = in_own_process("runs.maps", "--one", side, by, environment=COLD)
-            print(side, by, found[side, by], flush=True)
-    write_report("maps-loaded" if options.loaded else "maps", _report(found), "runs.maps")
-
-
-def _report(found: dict[tuple[int, str], dict[str, Any]]) -> list[str]:
+    experiments = {name: partial(measure, side=side, by=by) for name, (side, by) in CASES.items()}
+    study = Study(__doc__, experiments, environment=COLD)
+    found = study.run()
     lines = [
         "# Counts on a map",
         "",
@@ -107,16 +97,12 @@ def _report(found: dict[tuple[int, str], dict[str, Any]]) -> list[str]:
         "map. Hyperparameters are integrated over; one thread for linear algebra. TMB finds the mode and standard",
         "errors from a template of its own, on data of the same kind, measured earlier on a machine of the same kind.",
         "",
-        "| nodes | engine | first | next | wanted | TMB | before | memory, GiB | converged | a | b | tau | s |",
-        "|" + "---|" * 13,
+        *table(
+            "nodes | engine | first | next | wanted | TMB | memory, GiB | converged | a | b | tau | s",
+            _rows(found),
+        ),
     ]
-    for (side, by), row in found.items():
-        moments = " | ".join(f"{mean:.3f} ± {sd:.3f}" for mean, sd in row["moments"].values())
-        peer, before = REPORTED.get(side, ("", ""))
-        times = f"{row['first']:.1f} | {row['next']:.1f} | {WANTED.get(side, '')} | {peer} | {before}"
-        times += f" | {row['memory']:.2f}"
-        lines.append(f"| {side**2:,} | {by} | {times} | {row['converged']} | {moments} |")
-    return lines
+    study.write("maps", lines)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 from tests import scan_models
 from tests.infer.test_state_spaces import TREND, trend_by_kalman, without_scan
 
-from ..harness import table_head, write_report
+from ..harness import cpu_seconds, in_turns, table, write_report
 
 ENGINES = (EP, LaplaceApproximation, VariationalGaussian)
 SIZES = (10_000, 30_000, 100_000)
@@ -25,28 +25,27 @@ def binary(size: int) -> Any:
     return jnp.asarray((np.random.default_rng(3).random(size) < 0.6).astype(int))
 
 
-def growth(kind: Any) -> tuple[list[float], list[float], list[float]]:
+def growth(kind: Any) -> np.ndarray:
     """CPU-seconds of a first fit and of one that compiles nothing, and bytes of the compiled solve, at all sizes."""
-    first, later, memory = [], [], []
+    found = []
     for size in SIZES:
         data, engine = binary(size), kind(scan_models.second_order, hyper_values=HYPER, progress_bar=False)
-        seconds = []
-        for _ in range(1 + ROUNDS):
-            started = time.process_time()
-            engine.run(jax.random.key(0), data)
-            jax.block_until_ready(engine.posterior["x"].variance)
-            seconds.append(time.process_time() - started)
+
+        def fit() -> Any:
+            engine.run(jax.random.key(0), data)  # noqa: B023
+            return engine.posterior["x"].variance  # noqa: B023
+
+        _, first = cpu_seconds(fit)
+        (later,) = in_turns(ROUNDS, fit)
         assert engine.diagnostics.converged
         run = engine._run
         arguments = run.reading.data, run.reading.initial_hyper(), None
         compiled = run.programs.solve.lower(*arguments, num_steps=20).compile()
-        first.append(seconds[0])
-        later.append(min(seconds[1:]))
-        memory.append(compiled.memory_analysis().temp_size_in_bytes)
-    return first, later, memory
+        found.append((first, later, compiled.memory_analysis().temp_size_in_bytes))
+    return np.array(found).T
 
 
-def exponent(values: list[float]) -> float:
+def exponent(values: np.ndarray) -> float:
     return float(np.polyfit(np.log(SIZES), np.log(values), 1)[0])
 
 
@@ -76,6 +75,13 @@ def gap_to_smoother(kind: Any) -> float:
     return max(gaps)
 
 
+def row(kind: Any) -> Iterable[Any]:
+    first, later, memory = growth(kind)
+    exponents = [f"{exponent(values):.2f}" for values in (later, memory)]
+    gaps = [f"{gap(kind):.0e}" for gap in (gap_to_dense, gap_to_smoother)]
+    return kind.__name__, f"{first[-1]:.1f}", f"{later[-1]:.2f}", *exponents, *gaps
+
+
 def main() -> None:
     """Print the table, and write it beside the other results."""
     jax.config.update("jax_enable_x64", True)
@@ -88,15 +94,11 @@ def main() -> None:
         f"means and variances at {NUM_DENSE} steps (asked: 1e-8) to the dense engine, and on Gaussian data, a trend",
         "with a slope, to a Kalman smoother, both at `tol=1e-11`.",
         "",
-        *table_head("engine | first | next | exponent of time | of memory | gap to dense | gap to Kalman smoother"),
+        *table(
+            "engine | first | next | exponent of time | of memory | gap to dense | gap to Kalman smoother",
+            map(row, ENGINES),
+        ),
     ]
-    for kind in ENGINES:
-        first, later, memory = growth(kind)
-        lines.append(
-            f"| {kind.__name__} | {first[-1]:.1f} | {later[-1]:.2f} | {exponent(later):.2f} | {exponent(memory):.2f} "
-            f"| {gap_to_dense(kind):.0e} | {gap_to_smoother(kind):.0e} |"
-        )
-        print(lines[-1], later, memory, flush=True)
     write_report("scan", lines)
 
 

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
 
 from numpyro_ext.datasets import load_movielens_events, load_wikipedia_edits
-from numpyro_ext.datasets.event_logs import EventLog
 from numpyro_ext.sequences import (
     Bigram,
-    EventSequences,
     EventSplit,
     HiddenMarkovBaseline,
     KneserNey,
@@ -27,7 +28,8 @@ from numpyro_ext.sequences import (
 )
 from numpyro_ext.sequences.scores import KINDS
 
-from ..harness import table_head, write_report
+from ..harness import cpu_seconds, table, write_report
+from .setup import divided
 
 
 def predictors() -> dict[str, SequencePredictor]:
@@ -51,51 +53,44 @@ def predictors() -> dict[str, SequencePredictor]:
     }
 
 
-def divided(log: EventLog) -> EventSplit:
-    """Division by the rules of the source's public code, with one nat as the least entropy."""
-    sequences = EventSequences.from_events(*log[:3]).filter(min_item=10, min_user=11, min_entropy=1.0)
-    return sequences.split(share=0.1, least=3, most=500)
-
-
 def section(title: str, split: EventSplit) -> list[str]:
     """Lines of the report about one data set."""
-    named, seconds = predictors(), {}
-    for name, predictor in named.items():
-        start = time.process_time()
-        predictor.fit(split.train, split.validation)
-        seconds[name] = time.process_time() - start
-    table = compare_sequences(named, split)
-    best, other = table.difference("and a hidden Markov chain", "the same, Kneser-Ney")
+    named = predictors()
+    seconds = {name: cpu_seconds(each.fit, split.train, split.validation)[1] for name, each in named.items()}
+    found = compare_sequences(named, split)
+    best, other = found.difference("and a hidden Markov chain", "the same, Kneser-Ney")
     history, test = split.history, split.test
-    entropies = list(table["uniform"].by_entropy)
-    lines = [
+    weights = named["the same, Kneser-Ney"].weights  # type: ignore[attr-defined]
+    entropies = list(found["uniform"].by_entropy)
+
+    def row(name: str) -> Iterable[Any]:
+        scores = found.scores[name]
+        cells = [scores.by_kind[kind].error if kind in scores.by_kind else np.nan for kind in KINDS]
+        cells += [scores.by_entropy[group].error for group in entropies]
+        shown = ["" if np.isnan(value) else f"{value:.3f}" for value in cells]
+        return name, f"{scores.error:.3f}", f"{scores.standard_error:.3f}", *shown, f"{seconds[name]:.2f}"
+
+    lengths = zip(("below 10", "10 to 29", "30 to 99", "100 and more"), weights, strict=True)
+    heads = " | ".join(("predictor", "error", "s.e.", *KINDS, *entropies, "fit, CPU-seconds"))
+    return [
         f"## {title}",
         "",
         f"{history.num_users:,} users, {history.num_items:,} items, {history.items.size:,} events before the test and "
         f"{test.items.size:,} in it.",
         "",
-        *table_head("predictor | error | s.e. | " + " | ".join((*KINDS, *entropies)) + " | fit, CPU-seconds"),
-    ]
-    for name, scores in table.scores.items():
-        cells = [scores.by_kind[kind].error if kind in scores.by_kind else float("nan") for kind in KINDS]
-        cells += [scores.by_entropy[group].error for group in entropies]
-        shown = " | ".join("" if value != value else f"{value:.3f}" for value in cells)  # noqa: PLR0124 (nan)
-        lines.append(f"| {name} | {scores.error:.3f} | {scores.standard_error:.3f} | {shown} | {seconds[name]:.2f} |")
-    weights = named["the same, Kneser-Ney"].weights  # type: ignore[attr-defined]
-    lines += [
+        *table(heads, map(row, found.scores)),
         "",
         f"A hidden Markov chain beside the counts changes the error by {best:+.3f} (s.e. {other:.3f}, paired over",
         "users).",
         "",
         "Weights of the five counts with Kneser-Ney smoothing:",
         "",
-        *table_head(
-            "events so far | repeat the last | own frequencies | own pairs | pairs of all | frequencies of all"
+        *table(
+            "events so far | repeat the last | own frequencies | own pairs | pairs of all | frequencies of all",
+            ((name, *(f"{weight:.2f}" for weight in row)) for name, row in lengths),
         ),
+        "",
     ]
-    for name, row in zip(("below 10", "10 to 29", "30 to 99", "100 and more"), weights, strict=True):
-        lines.append(f"| {name} | " + " | ".join(f"{weight:.2f}" for weight in row) + " |")
-    return [*lines, ""]
 
 
 def main() -> None:

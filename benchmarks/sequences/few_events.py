@@ -1,33 +1,23 @@
 """People of ten events each, on simulated chains of two groups: free matrices against two numbers integrated out.
 
-``python -m benchmarks.sequences.few_events`` writes ``results/<date>-sequence-few-events.md``; ``--keys`` says how many
-simulations there are.
+``python -m benchmarks.sequences.few_events`` writes ``results/<date>-sequence-few-events.md``; ``--draws`` says how
+many simulations there are.
 """
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 from jax import random
 
-from numpyro_ext.infer import ChunkedSVI
-from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences, EventSplit
 
-from ..harness import table_head, write_report
+from ..harness import Study, table
+from .setup import network
 
 RANK = 2
-
-
-def engine(learning_rate: float, **options: Any) -> ChunkedSVI:
-    """Engine of all networks."""
-    return ChunkedSVI(
-        collaborative_rnn, optim=optax.adam(learning_rate), plate="users", batch_size=20, progress_bar=False, **options
-    )
 
 
 def drawn(chains: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
@@ -45,36 +35,37 @@ def log_of(items: np.ndarray, num_items: int) -> EventSequences:
     return EventSequences(items.ravel(), lengths, np.arange(num_items), np.arange(len(items)))
 
 
-def few_events(keys: int) -> list[str]:
-    """Two groups with chains of their own and ten events a person: free matrices against two numbers a person."""
-    rows = []
-    # one each, since an engine keeps the programs of its last options
-    free_matrices, all_alike = engine(0.03, chunk=16), engine(0.03, chunk=16)
-    integrated = engine(0.01, chunk=16, local="laplace")
+ENGINES = {
+    "free matrices": network(optax.adam(0.03), chunk=16),
+    "pooled": network(optax.adam(0.03), chunk=16),
+    "two numbers, integrated out": network(optax.adam(0.01), chunk=16, local="laplace"),
+}
+"""One each, since an engine keeps the programs of its last options."""
+
+
+def few_events(key: int) -> list[float]:
+    """Errors of the true chains, of free matrices, of a pooled network and of two numbers a person."""
+    free, pooled, people = ENGINES.values()
+    rng = np.random.default_rng(key)
+    chains = rng.dirichlet(np.full(20, 0.1), (2, 20))[np.arange(40) % 2]
+    items = drawn(chains, 63, rng)
+    train, validation, test = (log_of(part, 20) for part in np.split(items, [10, 13], axis=1))
+    split = EventSplit(train, validation, test)
+    true = -np.log(chains[np.arange(40)[:, None], items[:, 12:-1], items[:, 13:]]).mean()
     run: dict[str, Any] = {"num_epochs": 200, "patience": 25, "width": 8}
-    for key in range(keys):
-        rng = np.random.default_rng(key)
-        chains = rng.dirichlet(np.full(20, 0.1), (2, 20))[np.arange(40) % 2]
-        items = drawn(chains, 63, rng)
-        train, validation, test = (log_of(part, 20) for part in np.split(items, [10, 13], axis=1))
-        split = EventSplit(train, validation, test)
-        true = -np.log(chains[np.arange(40)[:, None], items[:, 12:-1], items[:, 13:]]).mean()
-        free = free_matrices.run(random.key(key), split, personal="full", **run)
-        pooled = all_alike.run(random.key(key), split, personal="none", **run)
-        begun: dict[str, Any] = {"personal": "low-rank", "rank": RANK, "init_params": pooled.params}
-        people = integrated.run(random.key(key), split, **begun, **run)
-        errors = [-fit.log_predictive(split).mean() for fit in (free, pooled)]
-        errors.append(-people.log_predictive(split).mean())
-        shown = " | ".join(f"{error:.3f}" for error in (true, *errors))
-        rows.append(f"| {key} | {shown} | {errors[2] - errors[0]:+.3f} |")
-        print(rows[-1], flush=True)
-    return rows
+    fits = [engine.run(random.key(key), split, personal=personal, **run)
+            for engine, personal in ((free, "full"), (pooled, "none"))]  # fmt: skip
+    begun: dict[str, Any] = {"personal": "low-rank", "rank": RANK, "init_params": fits[1].params}
+    fits.append(people.run(random.key(key), split, **begun, **run))
+    return [float(true), *(float(-fit.log_predictive(split).mean()) for fit in fits)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keys", type=int, default=5)
-    keys = parser.parse_args().keys
+    study = Study(__doc__, {"key": few_events}, draws=5)
+    rows = (
+        (key, *(f"{error:.3f}" for error in errors), f"{errors[3] - errors[1]:+.3f}")
+        for key, errors in enumerate(study.run()["key"])
+    )
     lines = [
         "# Ten events of each person",
         "",
@@ -82,14 +73,10 @@ def main() -> None:
         "Nats per event. Width 8, tanh, Adam 0.03; two numbers of a person, integrated out, begin at the pooled",
         "network, Adam 0.01. Wanted of five simulations: they are at least 0.1 below free matrices.",
         "",
-        *table_head(
-            "simulation | true chains | free matrices | pooled | two numbers, integrated out | less free matrices"
-        ),
-        *few_events(keys),
+        *table(f"simulation | true chains | {' | '.join(ENGINES)} | less free matrices", rows),
     ]
-    write_report("sequence-few-events", lines, "sequences.few_events")
+    study.write("sequence-few-events", lines)
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_enable_x64", True)
     main()

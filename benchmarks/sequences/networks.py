@@ -7,22 +7,17 @@ keys are tried of networks without latent parts. Data are below ``NUMPYRO_EXT_DA
 from __future__ import annotations
 
 import argparse
-import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import optax
 from jax import random
-from numpyro.infer import init_to_mean
-from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_ext.datasets import load_wikipedia_edits
-from numpyro_ext.infer import ChunkedSVI
-from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import Bigram, PersonalMixture, compare_sequences
 
-from ..harness import table_head, write_report
-from .counts import divided
+from ..harness import cpu_seconds, table, write_report
+from .setup import divided, network
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "pooled GRU, width 32": {"cell": "gru", "personal": "none", "width": 32},
@@ -41,34 +36,26 @@ def main() -> None:
     num_seeds = parser.parse_args().seeds
     split = divided(load_wikipedia_edits())
     counts = {"2-gram": Bigram(0.01), "five counts mixed": PersonalMixture()}
-    rows, pooled = [], {}
-    for name, options in NETWORKS.items():
-        is_latent = options["personal"] in ("deviation", "low-rank")
-        for seed in range(1 if is_latent else num_seeds):
-            engine = ChunkedSVI(
-                collaborative_rnn,
-                AutoNormal(collaborative_rnn, init_loc_fn=init_to_mean, init_scale=0.1) if is_latent else None,
-                optim=optax.rmsprop(0.0075, decay=0.997, bias_correction=True),
-                plate="users",
-                batch_size=20,
-                chunk=64,
-                progress_bar=False,
-            )
-            start = time.process_time()
-            begun: dict[str, Any] = {"init_params": pooled[options["width"]]} if is_latent else {}
-            fit = engine.run(random.key(seed), split, num_epochs=NUM_EPOCHS, patience=PATIENCE, **options, **begun)
-            if options["personal"] == "none" and seed == 0:
-                pooled[options["width"]] = fit.params
-            seconds = time.process_time() - start
-            mixture = PersonalMixture(network=fit)
-            table = compare_sequences({**counts, "network": fit, "with it": mixture}, split)
-            gain, error = table.difference("with it", "five counts mixed")
-            weights = np.asarray(mixture.weights)[:, -1]
-            rows.append(
-                f"| {name} | {seed} | {table['network'].error:.3f} | {table['with it'].error:.3f} | {gain:+.3f} "
-                f"({error:.3f}) | {', '.join(f'{weight:.2f}' for weight in weights)} | {seconds:.0f} |"
-            )
-            print(rows[-1], flush=True)
+    of_counts = compare_sequences(counts, split)
+    pooled: dict[int, Any] = {}
+
+    def rows() -> Iterator[Iterable[Any]]:
+        for name, options in NETWORKS.items():
+            is_latent = options["personal"] in ("deviation", "low-rank")
+            for seed in range(1 if is_latent else num_seeds):
+                begun = {"init_params": pooled[options["width"]]} if is_latent else {}
+                given = {"num_epochs": NUM_EPOCHS, "patience": PATIENCE, **options, **begun}
+                engine = network(is_latent=is_latent)
+                fit, seconds = cpu_seconds(lambda: engine.run(random.key(seed), split, **given))  # noqa: B023
+                if options["personal"] == "none" and seed == 0:
+                    pooled[options["width"]] = fit.params
+                mixture = PersonalMixture(network=fit)
+                table = compare_sequences({**counts, "network": fit, "with it": mixture}, split)
+                gain, error = table.difference("with it", "five counts mixed")
+                weights = ", ".join(f"{weight:.2f}" for weight in np.asarray(mixture.weights)[:, -1])
+                errors = [f"{table[which].error:.3f}" for which in ("network", "with it")]
+                yield name, seed, *errors, f"{gain:+.3f} ({error:.3f})", weights, f"{seconds:.0f}"
+
     lines = [
         "# What a network knows beside counts",
         "",
@@ -79,20 +66,20 @@ def main() -> None:
         "the prior's mean and at the pooled network of the same width. The mixture has its weights, also that of the",
         "network, by EM on the validation.",
         "",
-        f"Counts alone: 2-gram {table['2-gram'].error:.3f}, five counts mixed {table['five counts mixed'].error:.3f}.",
+        f"Counts alone: {', '.join(f'{name} {of_counts[name].error:.3f}' for name in counts)}.",
         "",
-        *table_head(
+        *table(
             "network | key | alone | with five counts | change (s.e., paired over users) | "
-            "weight at histories below 10, 30, 100 and more | training, CPU-seconds"
+            "weight at histories below 10, 30, 100 and more | training, CPU-seconds",
+            rows(),
         ),
-        *rows,
         "",
         "Wanted of a network alone: pooled at most 3.85, by user 4.10, deviations 3.70; of the change: at most -0.09.",
         "Without the correction of bias the first steps of RMSprop are 18 times as long as later ones: one key of",
         "three of the pooled network then ended at 5.529, networks by user at 4.6 and 4.9. A guide that begins at",
         "random numbers, as AutoNormal does by itself, ended at 6.7 and 6.8.",
     ]
-    write_report("sequence-networks", lines, "sequences.networks")
+    write_report("sequence-networks", lines)
 
 
 if __name__ == "__main__":

@@ -7,24 +7,23 @@ divisions of the people are tried. Data are below ``NUMPYRO_EXT_DATA``.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import optax
 from jax import Array, random
 from numpyro.diagnostics import split_gelman_rubin
-from numpyro.infer import MCMC, NUTS, init_to_mean
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer import MCMC, NUTS
 
 from numpyro_ext.datasets import load_wikipedia_edits
-from numpyro_ext.infer import ChunkedFit, ChunkedSVI
+from numpyro_ext.infer import ChunkedFit
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences, EventSplit
 
-from ..harness import table_head, write_report
-from .counts import divided
+from ..harness import table, write_report
+from .setup import divided, network
 
 WIDTH, RANK = 32, 4
 LENGTHS = (0, 1, 3, 10, 30, 100)
@@ -36,21 +35,10 @@ WITH_NUMBERS: dict[str, Any] = {**NETWORK, "personal": "low-rank", "rank": RANK}
 
 def trained(split: EventSplit, key: int) -> tuple[ChunkedFit, ChunkedFit]:
     """Pooled network, and one with numbers of a person that begins at it."""
-    guide = AutoNormal(collaborative_rnn, init_loc_fn=init_to_mean, init_scale=0.1)
-    fits: list[ChunkedFit] = []
-    for options in ({**NETWORK, "personal": "none"}, WITH_NUMBERS):
-        engine = ChunkedSVI(
-            collaborative_rnn,
-            guide if fits else None,
-            optim=optax.rmsprop(0.0075, decay=0.997, bias_correction=True),
-            plate="users",
-            batch_size=20,
-            chunk=64,
-            progress_bar=False,
-        )
-        begun: dict[str, Any] = {"init_params": fits[0].params} if fits else {}
-        fits.append(engine.run(random.key(key), split, num_epochs=25, patience=2, **options, **begun))
-    return fits[0], fits[1]
+    options: dict[str, Any] = {"num_epochs": 25, "patience": 2}
+    pooled = network().run(random.key(key), split, personal="none", **NETWORK, **options)
+    begun = {"init_params": pooled.params}
+    return pooled, network(is_latent=True).run(random.key(key), split, **WITH_NUMBERS, **begun, **options)
 
 
 def parted(split: EventSplit, key: int) -> tuple[EventSplit, list[np.ndarray]]:
@@ -128,15 +116,19 @@ def main() -> None:
             chosen = [one[:60] for one in events if len(one) >= 10][:20]
             means, sds, r_hat = by_nuts(fit, chosen)
             print(np.abs(means).max((1, 2)), np.abs(sds).max((1, 2)), r_hat, flush=True)
-    rows = []
-    for length in LENGTHS:
+
+    def row(length: int) -> Iterable[Any]:
         all_scores = np.concatenate(scores[length])
         errors, gain = -all_scores.mean(0), all_scores[:, 2] - all_scores[:, 0]
-        shown = " | ".join(f"{error:.3f}" for error in errors)
-        rows.append(
-            f"| {length} | {len(all_scores)} | {shown} | {-gain.mean():+.3f} ({gain.std() / len(gain) ** 0.5:.3f}) | "
-            f"{errors[2] - errors[1]:+.3f} |"
-        )
+        less = f"{-gain.mean():+.3f} ({gain.std() / len(gain) ** 0.5:.3f})"
+        return length, len(all_scores), *(f"{e:.3f}" for e in errors), less, f"{errors[2] - errors[1]:+.3f}"
+
+    def gaps(values: np.ndarray, digits: int, unit: str = "") -> Iterable[Any]:
+        size = 100.0 if unit else 1.0
+        rms, largest = size * np.sqrt((values**2).mean()), size * np.abs(values).max()
+        return f"{rms:.{digits}f}{unit}", f"{largest:.{digits - 1}f}{unit}", int((np.abs(values) <= 0.1).sum())
+
+    ways = zip(("weighted draws", "Gaussian at the mode"), means, sds, strict=True)
     lines = [
         "# People who were left out of training",
         "",
@@ -146,11 +138,11 @@ def main() -> None:
         "numbers of a person, which begins at it and is trained with AutoNormal: at the mode of her numbers",
         "(`fold_in`), and averaged over 64 weighted draws of their posterior.",
         "",
-        *table_head(
+        *table(
             "events so far | events predicted | pooled | at the mode | posterior | posterior less pooled (s.e.) | "
-            "posterior less mode"
+            "posterior less mode",
+            map(row, LENGTHS),
         ),
-        *rows,
         "",
         "Wanted: posterior at most 0.005 above pooled at every length, and not above the mode up to ten events.",
         "",
@@ -158,16 +150,14 @@ def main() -> None:
         f"10 to 60 events, {means[0].size} numbers; wanted are means within 0.1 standard deviations, and these within "
         "10 %:",
         "",
-        *table_head("posterior | means, rms | at most | kept by | sds, rms | at most | kept by"),
-        *(
-            f"| {name} | {np.sqrt((m**2).mean()):.3f} | {np.abs(m).max():.2f} | {int((np.abs(m) <= 0.1).sum())} | "
-            f"{100 * np.sqrt((v**2).mean()):.1f} % | {100 * np.abs(v).max():.0f} % | {int((np.abs(v) <= 0.1).sum())} |"
-            for name, m, v in zip(("weighted draws", "Gaussian at the mode"), means, sds, strict=True)
+        *table(
+            "posterior | means, rms | at most | kept by | sds, rms | at most | kept by",
+            ((name, *gaps(of_means, 3), *gaps(of_sds, 1, " %")) for name, of_means, of_sds in ways),
         ),
         "",
         "Not measured: people after 100 events against the same people trained.",
     ]
-    write_report("sequence-new-people", lines, "sequences.new_people")
+    write_report("sequence-new-people", lines)
 
 
 if __name__ == "__main__":
