@@ -5,10 +5,7 @@
 
 from __future__ import annotations
 
-import resource
-import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,23 +23,9 @@ from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure import read_latent_gaussian
 
 from .bench_ranking import read_preferences
-from .harness import at_most, compile_function, compile_sweep
+from .harness import at_most, compile_function, compile_sweep, cpu_seconds, in_turns, peak_bytes
 
 NUM_TEAMS, NUM_CONTESTS = 1000, 100_000
-
-
-def cpu_seconds(function: Callable[[], Any]) -> float:
-    """Of one call, its result waited for."""
-    start = time.process_time()
-    jax.block_until_ready(function())
-    return time.process_time() - start
-
-
-def turns(rounds: int, *functions: Callable[[], Any]) -> list[float]:
-    """Least CPU-seconds of functions that take turns, each called once before."""
-    for function in functions:
-        function()
-    return [min(times) for times in zip(*([cpu_seconds(f) for f in functions] for _ in range(rounds)), strict=True)]
 
 
 def make_league(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -72,7 +55,7 @@ def test_sweep_of_a_league(results):
         return inverse, total, laplacian.at[first, second].add(-sites).at[second, first].add(-sites)
 
     least = compile_function(floor, 2.0 * jnp.eye(NUM_TEAMS) + 1e-4, jnp.asarray(won, float))
-    ours, theirs = turns(3, sweep.run, least.run)
+    ours, theirs = in_turns(3, sweep.run, least.run)
     results.record(
         f"EP sweep, {NUM_TEAMS} teams, {NUM_CONTESTS:,} contests",
         seconds=ours,
@@ -87,16 +70,18 @@ def test_sweep_of_a_league(results):
 @pytest.mark.parametrize("name", ["opt_pairwise", "ilsr_pairwise"])
 def test_fit_of_a_league(results, name):
     choix = pytest.importorskip("choix", reason="choix comes with -e '.[benchmark]'")
-    engine, fits = EP(bradley_terry, hyper_values={"scale": 1.0}, progress_bar=False), []
+    engine = EP(bradley_terry, hyper_values={"scale": 1.0}, progress_bar=False)
     leagues = [make_league(seed) for seed in range(3)]
-    for first, second, won in leagues:  # the first compiles
-        start = time.process_time()
+
+    def fit(first: np.ndarray, second: np.ndarray, won: np.ndarray) -> Any:
         engine.run(random.key(0), first, second, won, num_items=NUM_TEAMS)
-        jax.block_until_ready(engine.posterior["strength"].sd)
-        fits.append(time.process_time() - start)
+        return engine.posterior["strength"].sd
+
+    fits = [cpu_seconds(fit, *league)[1] for league in leagues]  # the first compiles
     first, second, won = leagues[-1]
     pairs = np.stack([np.where(won, first, second), np.where(won, second, first)], axis=1)
-    theirs = cpu_seconds(lambda: getattr(choix, name)(NUM_TEAMS, pairs, alpha=1.0 if name == "opt_pairwise" else 1e-3))
+    alpha = 1.0 if name == "opt_pairwise" else 1e-3
+    _, theirs = cpu_seconds(lambda: getattr(choix, name)(NUM_TEAMS, pairs, alpha=alpha))
     results.record(
         f"Warm fit by EP with standard deviations, {NUM_TEAMS} teams, {NUM_CONTESTS:,} contests",
         seconds=min(fits),
@@ -129,12 +114,13 @@ def test_one_person(results, num_items, num_pairs):
 
     people = [make_person(num_items, num_pairs, seed) for seed in range(3)]
     jax.clear_caches()
-    engine, fits = EP(preference_gp, integrate="none", progress_bar=False), []
-    for person in people:
-        start = time.process_time()
+    engine = EP(preference_gp, integrate="none", progress_bar=False)
+
+    def fit(*person: np.ndarray) -> Any:
         engine.run(random.key(0), *person)
-        jax.block_until_ready(engine.posterior["utility"].sd)
-        fits.append(time.process_time() - start)
+        return engine.posterior["utility"].sd
+
+    fits = [cpu_seconds(fit, *person)[1] for person in people]
     found = float(engine.log_evidence)
     fine = EP(preference_gp, integrate="none", progress_bar=False, hyper_tol=1e-8, tol=1e-10)
     fine.run(random.key(1), *people[-1])
@@ -149,7 +135,7 @@ def test_one_person(results, num_items, num_pairs):
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        peer = [cpu_seconds(lambda person=person: theirs(*person)) for person in people]
+        peer = [cpu_seconds(theirs, *person)[1] for person in people]
     gap = float(fine.log_evidence) - found
     end = "converged" if fine.diagnostics.converged else "not converged"
     remark = (
@@ -181,7 +167,7 @@ def test_learning_of_shared_tastes(results):
         num_fits = int(np.argmax(trace >= goal)) + 1
         quick = options | {"accelerator": "lbfgs", "num_steps": num_fits, "tol": 0.0}
         assert trace[-1] >= goal
-        ours, theirs = turns(
+        ours, theirs = in_turns(
             2,
             lambda: collaborative_em(data.pairs, kernel, 2, **quick).prior,
             lambda: collaborative_em(data.pairs, kernel, 2, **plain).prior,
@@ -209,16 +195,13 @@ def test_a_million_comparisons(results):
         return gradient, info.converged
 
     hyper = reading.initial_hyper()
-    start = time.process_time()
-    _, converged = jax.block_until_ready(evaluate(hyper, reading.data))
-    fit = time.process_time() - start
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    (_, converged), fit = cpu_seconds(evaluate, hyper, reading.data)
     results.record(
         "EP with gradient, a million comparisons of 20,000 people, 1000 items, from the start",
         seconds=fit,
         peer="memory",
         figure="GiB, of the whole process",
-        value=memory,
+        value=peak_bytes() / 2**30,
         target=at_most(8.0),
         remark=f"Read in {seconds:.0f} CPU-s; {'converged' if converged else 'not converged'}; CPU-seconds, with "
         "compilation.",

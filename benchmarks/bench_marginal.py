@@ -5,7 +5,6 @@ Seconds are those of 2000 transitions after the warmup, and of drawing the field
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from numpyro.infer import MCMC, NUTS, init_to_median
 from numpyro_ext.infer import EP, LaplaceApproximation, marginalize
 from tests.gallery import MODELS
 
-from .harness import at_least, at_most
+from .harness import at_least, at_most, cpu_seconds, make_nuts, run_chains
 
 NUM_WARMUP, NUM_SAMPLES = 1000, 2000
 REFERENCE_CHAINS, NUM_REFERENCE = 2, 10_000
@@ -125,9 +124,7 @@ def sample(model: Any, args: tuple[Any, ...], recover: Callable[..., Any] | None
     """One chain of NUTS, and the CPU-seconds of its transitions after the warmup, compilation apart."""
     kernel = NUTS(model, init_strategy=init_to_median)
     mcmc = MCMC(kernel, num_warmup=NUM_WARMUP, num_samples=1, progress_bar=False)
-    start = time.process_time()
-    mcmc.run(jax.random.key(3), *args)
-    first = time.process_time() - start
+    _, first = cpu_seconds(mcmc.run, jax.random.key(3), *args)
 
     @jax.jit
     def transitions(state: Any) -> Any:
@@ -138,33 +135,20 @@ def sample(model: Any, args: tuple[Any, ...], recover: Callable[..., Any] | None
         return jax.lax.scan(once, state, None, length=NUM_SAMPLES)[1]
 
     compiled = transitions.lower(mcmc.last_state).compile()
-    (unconstrained, diverging), seconds = _timed(compiled, mcmc.last_state)
+    (unconstrained, diverging), seconds = cpu_seconds(compiled, mcmc.last_state)
     draws = jax.vmap(kernel.postprocess_fn(args, {}))(unconstrained)
     if recover is not None:
         recover(jax.random.key(0), draws)
-        draws, more = _timed(recover, jax.random.key(1), draws)
+        draws, more = cpu_seconds(recover, jax.random.key(1), draws)
         seconds += more
     draws = {name: np.asarray(value) for name, value in draws.items()}
     return Chain(draws, seconds, first, _effective(draws), int(np.sum(diverging)))
 
 
-def _timed(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
-    start = time.process_time()
-    found = jax.block_until_ready(function(*args))
-    return found, time.process_time() - start
-
-
 def reference(model: Any, args: tuple[Any, ...]) -> dict[str, np.ndarray]:
-    mcmc = MCMC(
-        NUTS(model, init_strategy=init_to_median, target_accept_prob=0.95),
-        num_warmup=2000,
-        num_samples=NUM_REFERENCE,
-        num_chains=REFERENCE_CHAINS,
-        chain_method="sequential",
-        progress_bar=False,
-    )
-    mcmc.run(jax.random.key(5), *args)
-    return {name: np.asarray(value) for name, value in mcmc.get_samples().items()}
+    options = {"init_strategy": init_to_median, "target_accept_prob": 0.95}
+    chains = run_chains(make_nuts(model, 2000, NUM_REFERENCE, num_chains=REFERENCE_CHAINS, **options), 5, *args)
+    return {name: np.concatenate(draws) for name, draws in chains.draws.items()}
 
 
 def gaps(draws: dict[str, np.ndarray], exact: dict[str, np.ndarray]) -> tuple[float, float]:

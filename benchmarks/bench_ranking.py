@@ -7,7 +7,6 @@ have played is ranked, and what counts is how many of the held-out ones are amon
 from __future__ import annotations
 
 import os
-import resource
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from numpyro_ext.linalg.cholesky import cholesky, inverse_lower
 from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.structure import read_latent_gaussian
 
-from .harness import at_least, at_most, shortest
+from .harness import at_least, at_most, cpu_seconds, peak_bytes, shortest
 
 RANK, LENGTH = 10, 20
 SWEEPS_AT_ONCE, MAX_SWEEPS = 5, 100
@@ -220,14 +219,10 @@ def read_preferences(data: Any, rank: int) -> tuple[Any, float]:
     """The model of shared tastes, read, and the CPU-seconds of that."""
     features, (user, winner, loser) = data.item_features, data.pairs.T
     kernel = np.exp(-np.sum((features[:, None] - features) ** 2, -1)) + 0.1 * np.eye(data.num_items)
-    start = time.process_time()
-    reading = read_latent_gaussian(
-        collaborative_preferences,
-        (user, winner, loser, np.ones(user.size, int)),
-        {"num_users": data.num_users, "kernel": kernel, "rank": rank},
-        check=False,
+    args, given = (user, winner, loser, np.ones(user.size, int)), {"num_users": data.num_users, "rank": rank}
+    return cpu_seconds(
+        lambda: read_latent_gaussian(collaborative_preferences, args, {**given, "kernel": kernel}, check=False)
     )
-    return reading, time.process_time() - start
 
 
 def time_preferences(data: Any, rank: int) -> Preferences:
@@ -263,7 +258,7 @@ def time_preferences(data: Any, rank: int) -> Preferences:
         shortest(gradient, hyper, arrays, state),
         shortest(evaluate, moved, arrays, state),
         sum(shortest(jax.jit(lambda matrix: inverse_lower(cholesky(matrix))), matrix) for matrix in whole),
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        peak_bytes() / 2**30,
         touched.shapes,
     )
 

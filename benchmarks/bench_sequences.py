@@ -5,8 +5,6 @@ Run as ``python -m benchmarks.bench_sequences``; CPU seconds of this process, me
 
 from __future__ import annotations
 
-import resource
-import time
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -24,6 +22,8 @@ from numpyro_ext.infer.stochastic.data import Sequences
 from numpyro_ext.infer.stochastic.program import Program, Setting
 from numpyro_ext.models import collaborative_rnn
 
+from .harness import cpu_seconds, peak_bytes
+
 BATCH, CHUNK, WIDTH, ITEMS, REPEATS = 20, 64, 32, 1000, 15
 OPTIM = optax.rmsprop(0.0075, decay=0.997)
 OPTIONS = {"num_items": ITEMS, "width": WIDTH, "cell": "gru"}
@@ -31,12 +31,7 @@ OPTIONS = {"num_items": ITEMS, "width": WIDTH, "cell": "gru"}
 
 def median_seconds(step: Callable[[], Any]) -> float:
     """CPU seconds of a step, the first two left out."""
-    found = []
-    for _ in range(REPEATS + 2):
-        start = time.process_time()
-        jax.block_until_ready(step())
-        found.append(time.process_time() - start)
-    return float(np.median(found[2:]))
+    return float(np.median([cpu_seconds(step)[1] for _ in range(REPEATS + 2)][2:]))
 
 
 def log_of(num_users: int) -> SimpleNamespace:
@@ -143,9 +138,8 @@ def epoch(num_users: int, mean_length: int) -> float:
         collaborative_rnn, optim=OPTIM, plate="users", batch_size=BATCH, chunk=CHUNK, progress_bar=False
     )
     fit = engine.run(random.key(0), log, num_epochs=1, width=WIDTH, cell="gru")
-    start = time.process_time()
-    engine.run(random.key(0), log, num_epochs=2, width=WIDTH, cell="gru", init_state=fit.last_state)
-    return time.process_time() - start
+    options = {"num_epochs": 2, "width": WIDTH, "cell": "gru", "init_state": fit.last_state}
+    return cpu_seconds(lambda: engine.run(random.key(0), log, **options))[1]
 
 
 def main() -> None:
@@ -155,8 +149,7 @@ def main() -> None:
     for users in (1_000, 10_000, 100_000):
         print(f"| by hand, {users:,} users | {by_hand(users):.4f} |")
         print(f"| ChunkedSVI, {users:,} users | {by_rows(users):.4f} |", flush=True)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        print(f"| (peak memory so far, GiB) | {peak:.2f} |", flush=True)
+        print(f"| (peak memory so far, GiB) | {peak_bytes() / 2**30:.2f} |", flush=True)
     print(f"| NumPyro's SVI, 1,000 users | {dense(1_000):.4f} |")
     print(f"| NumPyro's SVI, 8,227 users | {dense(8_227):.4f} |", flush=True)
     print(f"| an epoch: 567 users, 46,000 events | {epoch(567, 81):.2f} |")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from numpyro_ext.sequences import Bigram, EventSequences
 from numpyro_ext.sequences.factorisation import _solve, _table
 from numpyro_ext.sequences.hidden_markov import _Lanes
 
-from .harness import at_most
+from .harness import at_most, shortest
 
 HAS_PEERS = importlib.util.find_spec("hmmlearn") is not None and importlib.util.find_spec("implicit") is not None
 
@@ -28,20 +27,11 @@ def simulated(num_users: int, num_items: int, num_events: int) -> EventSequences
     return EventSequences(items, lengths, np.arange(num_items), np.arange(num_users))
 
 
-def cpu_seconds(function, rounds: int = 1) -> float:
-    best = float("inf")
-    for _ in range(rounds):
-        start = time.process_time()
-        function()
-        best = min(best, time.process_time() - start)
-    return best
-
-
 def test_pairs_of_many_events(results):
     log = simulated(954, 48_188, 4_300_000)
     model = Bigram(0.01)
-    fitting = cpu_seconds(lambda: model.fit(log))
-    sort = cpu_seconds(lambda: np.sort(log.previous * log.num_items + log.items))
+    fitting = shortest(lambda: model.fit(log), rounds=1)
+    sort = shortest(lambda: np.sort(log.previous * log.num_items + log.items), rounds=1)
     results.record(
         "2-gram of 4.3 million events, 48,188 items",
         seconds=fitting,
@@ -52,7 +42,7 @@ def test_pairs_of_many_events(results):
         target=at_most(5.0),
     )
     some = simulated(954, 48_188, 100_000)
-    scoring = cpu_seconds(lambda: model._log_probabilities(some))
+    scoring = shortest(lambda: model._log_probabilities(some), rounds=1)
     results.record(
         "100,000 scores of this 2-gram",
         seconds=scoring,
@@ -78,13 +68,13 @@ def test_iteration_of_baum_welch(results, name):
     start = [rng.dirichlet(np.ones(n), size=shape) for n, shape in ((num_states, ()), (num_states, num_states))]
     start.append(rng.dirichlet(np.ones(num_items), size=num_states))
     lanes = _Lanes.of(log)
-    seconds = cpu_seconds(lambda: lanes.expected_counts(*start), rounds=3)
+    seconds = shortest(lambda: lanes.expected_counts(*start), rounds=3)
     states = np.ones((num_events, num_states))
 
     def products():  # one forward, one backward, one for the moves
         return states @ start[1], states @ start[1].T, states.T @ states
 
-    floor = cpu_seconds(products, rounds=3)
+    floor = shortest(products, rounds=3)
     options = {"item": f"Baum-Welch, an iteration, {name}", "dtype": "float64", "seconds": seconds}
     results.record(
         peer="its products", peer_seconds=floor, figure="CPU-seconds ratio", value=seconds / floor, **options
@@ -101,7 +91,7 @@ def test_iteration_of_baum_welch(results, name):
             peer.startprob_, peer.transmat_, peer.emissionprob_ = start
             peer.fit(log.items[:, None], log.lengths)
 
-        peer_seconds = cpu_seconds(fit, rounds=2)
+        peer_seconds = shortest(fit, rounds=2)
         ratio = seconds / peer_seconds
         peer = f"hmmlearn, implementation {method}"
         results.record(
@@ -118,11 +108,11 @@ def test_sweep_of_a_factorisation(results):
     def sweep():
         _solve(of_items, _solve(table, items, 0.05), 0.05)
 
-    seconds = cpu_seconds(sweep, rounds=3)
+    seconds = shortest(sweep, rounds=3)
     options = {"item": f"factorisation, a sweep, {table.nnz:,} non-zeros, width {width}", "dtype": "float64"}
     options |= {"seconds": seconds, "figure": "CPU-seconds ratio"}
     products = np.ones((table.nnz, width))
-    floor = cpu_seconds(lambda: [products.T @ products for _ in range(2)], rounds=3)
+    floor = shortest(lambda: [products.T @ products for _ in range(2)], rounds=3)
     results.record(peer="its products, dense", peer_seconds=floor, value=seconds / floor, **options)
     if not HAS_PEERS:
         return
@@ -135,7 +125,7 @@ def test_sweep_of_a_factorisation(results):
             peer = AlternatingLeastSquares(width, iterations=1, use_cg=use_cg, num_threads=1, random_state=0)
             peer.fit(csr_matrix(table), show_progress=False)
 
-        peer_seconds = cpu_seconds(fit, rounds=3)
+        peer_seconds = shortest(fit, rounds=3)
         peer = f"implicit, {name}, single precision"
         ratio = seconds / peer_seconds
         target = at_most(1.5)

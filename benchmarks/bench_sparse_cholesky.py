@@ -17,7 +17,7 @@ from scipy.sparse.linalg import splu
 
 from numpyro_ext.linalg.sparse_cholesky import SparsePattern, analysis, factorise, numeric
 
-from .harness import at_most
+from .harness import at_most, in_turns
 
 # CPU-seconds of factor and selected inverse, measured in November 2026 on a core of the same kind: of CHOLMOD through
 # sparsax 0.9, whose wheels are not installed here, and of the prototype of these fronts, which is the target.
@@ -67,17 +67,6 @@ def laplacian(pattern: SparsePattern) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.where(is_diagonal, degree[pattern.rows] + 1.0, -1.0)
 
 
-def cpu_seconds(*functions: Callable[[], Any], rounds: int = 5) -> list[float]:
-    """Shortest CPU-seconds of each of several functions that take turns."""
-    best = [float("inf")] * len(functions)
-    for _ in range(rounds):
-        for i, function in enumerate(functions):
-            start = time.process_time()
-            function()
-            best[i] = min(best[i], time.process_time() - start)
-    return best
-
-
 @pytest.mark.parametrize("name", PATTERNS)
 def test_factor_and_selected_inverse(name: str, results: Any) -> None:
     pattern = PATTERNS[name]()
@@ -108,7 +97,8 @@ def test_factor_and_selected_inverse(name: str, results: Any) -> None:
     dense = np.asfortranarray(np.eye(dense_size) * dense_size + 1.0)
     options = {"permc_spec": "MMD_AT_PLUS_A", "diag_pivot_thresh": 0.0, "options": {"SymmetricMode": True}}
     lu = splu(matrix, **options)
-    seconds, selected, solve, by_lu, lu_solve, floor = cpu_seconds(
+    seconds, selected, solve, by_lu, lu_solve, floor = in_turns(
+        5,
         lambda: numeric.factorise(found.batches, values),
         lambda: numeric.selected_inverse(found.batches, factor, values.size),
         lambda: numeric.solve_upper(found.batches, factor, numeric.solve_lower(found.batches, factor, b)),
@@ -180,7 +170,7 @@ def test_calls_inside_compiled_loops(side: int, results: Any) -> None:
             numeric.selected_inverse(batches, factor, start.size)
 
     values = jnp.asarray(start)
-    seconds, alone = cpu_seconds(lambda: loop(values).block_until_ready(), on_host, rounds=20)
+    seconds, alone = in_turns(20, lambda: loop(values), on_host)
     results.record(
         f"{num_steps} factors and selected inverses in a compiled while_loop, grid {side}²",
         seconds=seconds,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from numpyro_ext.potentials import ProbitPotential, RectifiedLinearPoissonPotential
 from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
-from .harness import at_most, compile_function, compile_sweep
+from .harness import at_most, compile_function, compile_sweep, cpu_seconds
 
 NUM_ROWS, NUM_EFFECTS = 10**5, 2000
 BLOCK_COUNTS, BLOCK_SIZE = (10**4, 10**5), 5
@@ -114,15 +113,10 @@ def test_groups_with_a_border(results):
         for kind in (EP, LaplaceApproximation):
             engine = kind(grouped_counts, progress_bar=False)
             for seed in range(3):  # the first compiles
-                start = time.process_time()
-                engine.run(jax.random.key(seed), x, group, scale=scale, y=y)
-                fits[kind.__name__].append(time.process_time() - start)
-                start = time.process_time()
-                jax.block_until_ready(engine.get_samples())
-                draws.append(time.process_time() - start)
-                start = time.process_time()
-                noise(jax.random.key(seed)).block_until_ready()
-                floors.append(time.process_time() - start)
+                key = jax.random.key(seed)
+                fits[kind.__name__].append(cpu_seconds(lambda: engine.run(key, x, group, scale=scale, y=y))[1])  # noqa: B023
+                draws.append(cpu_seconds(engine.get_samples)[1])
+                floors.append(cpu_seconds(noise, key)[1])
         item = f"20,000 groups of 5 and 10 common coefficients, scale {name}"
         by_ep, by_laplace = fits.values()
         results.record(

@@ -71,13 +71,11 @@ def test_a_study_keeps_its_draws_and_goes_on(tmp_path, monkeypatch):
         return Study("A study.", {"squares": experiment, "once": experiment}, draws={"squares": 3, "once": 1})
 
     work = tmp_path / "work"
-    assert study().run([str(work), "--draws", "2"]) == {
-        "squares": [{"square": 0}, {"square": 1}],
-        "once": [{"square": 0}],
-    }
+    first, second = {"square": 0}, {"square": 1}
+    assert study().run([str(work), "--draws", "2", "--only", "squares"]) == {"squares": [first, second], "once": []}
     one = study()
-    found = one.run([str(work), "--only", "squares"])
-    assert runs == [0, 0, 1, 2] and found["squares"][2] == {"square": 4} and len(found["once"]) == 1
+    found = one.run([str(work)])
+    assert runs == [0, 1, 0, 2] and found["squares"][2] == {"square": 4} and found["once"] == [first]
     assert study().run([str(work), "--write"]) == found and len(runs) == 4
     assert study().run(["--minutes", "-1"]) == {"squares": [], "once": []}  # without a folder nothing is kept
     (work / "remarks.md").write_text("As expected.")
@@ -90,3 +88,15 @@ def test_cells_say_what_is_missing():
     row = ("name", 1234, 0.5, True, None, math.nan)
     assert table("a | b | c | d | e | f", [row])[-1] == "| name | 1234 | 0.5 | yes |  |  |"
     assert mean_and_error([1.0, 3.0], "+") == "+2.0 ± 1.0" and mean_and_error([1.0], digits=2) == "1.00"
+
+
+def test_the_scoreboard_is_completed(tmp_path, monkeypatch):
+    path = tmp_path / "scoreboard.json"
+    path.write_text(json.dumps({"cells": {"a": {"value": 1}, "b": {}}}))
+    monkeypatch.setattr(pages, "SCOREBOARD", path)
+    monkeypatch.setattr(pages, "keep_compiled_programs", lambda folder: None)
+    measured = []
+    pages.complete_scoreboard("cells", ["a", "b", "c"], lambda name: measured.append(name) or {"value": 2}, ["value"])
+    found = json.loads(path.read_text())
+    assert measured == ["b", "c"] and "cells_environment" in found
+    assert found["cells"] == {"a": {"value": 1}, "b": {"value": 2}, "c": {"value": 2}}

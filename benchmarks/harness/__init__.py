@@ -2,7 +2,7 @@
 
 from .clock import cpu_seconds, first_and_next, in_turns, peak_bytes, shortest
 from .compilation import ProgramLog, compile_function, compile_sweep
-from .pages import SCOREBOARD, keep_on_scoreboard, run_environment, write_report
+from .pages import SCOREBOARD, complete_scoreboard, in_words, run_environment, write_report
 from .processes import COLD, in_own_process
 from .results_table import Row, at_least, at_most
 from .sampling import Chains, make_nuts, run_chains
@@ -20,11 +20,12 @@ __all__ = [
     "at_most",
     "compile_function",
     "compile_sweep",
+    "complete_scoreboard",
     "cpu_seconds",
     "first_and_next",
     "in_own_process",
     "in_turns",
-    "keep_on_scoreboard",
+    "in_words",
     "make_nuts",
     "mean_and_error",
     "peak_bytes",

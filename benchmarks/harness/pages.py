@@ -7,11 +7,14 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpyro
+
+from numpyro_ext import keep_compiled_programs
 
 from .processes import main_module
 
@@ -33,6 +36,11 @@ def run_environment() -> dict[str, str]:
     return environment | {package: _version(package) for package in _PACKAGES}
 
 
+def in_words(environment: Mapping[str, str]) -> str:
+    """One line of all that :func:`run_environment` found."""
+    return ", ".join(f"{name} {value}" for name, value in environment.items())
+
+
 def write_report(
     name: str,
     lines: Sequence[str],
@@ -51,9 +59,8 @@ def write_report(
         lines = [*lines, "", remarks.read_text().strip()]
     found = run_environment()
     command = f"python -m benchmarks.{script or main_module()}"
-    environment = ", ".join(f"{key} {value}" for key, value in found.items())
     path = RESULTS / f"{found['date']}-{name}.md"
-    path.write_text("\n".join([*lines, "", f"Measured by `{command}`: {environment}.", ""]))
+    path.write_text("\n".join([*lines, "", f"Measured by `{command}`: {in_words(found)}.", ""]))
     if data is not None:
         content = json.dumps({"environment": found, "command": command, **data}, indent=1, ensure_ascii=False)
         path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
@@ -61,16 +68,29 @@ def write_report(
     return path
 
 
-def keep_on_scoreboard(section: str, name: str, entry: Mapping[str, Any]) -> None:
-    """Write one entry into the results of the scoreboard, which are read anew: another process may write too.
+def complete_scoreboard(
+    section: str, names: Iterable[str], measure: Callable[[str], Mapping[str, Any]], needed: Iterable[str] = ()
+) -> None:
+    """Measure the entries that the results of the scoreboard lack, and write each as it ends.
+
+    The file is read anew before it is written: another process may write too.
 
     :param section: of the file, whose environment is renewed.
-    :param name: of the entry in it.
+    :param needed: keys without which an entry is measured again.
     """
-    results = json.loads(SCOREBOARD.read_text())
-    results.setdefault(section, {})[name] = entry
-    results[f"{section}_environment"] = run_environment()
-    SCOREBOARD.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    numpyro.enable_x64()
+    keep_compiled_programs(False)
+    for name in names:
+        known = json.loads(SCOREBOARD.read_text()).get(section, {}).get(name)
+        if known is not None and set(needed) <= set(known):
+            continue
+        entry = measure(name)
+        print(name, {key: value for key, value in entry.items() if key not in ("mean", "sd")}, flush=True)
+        results = json.loads(SCOREBOARD.read_text())
+        results.setdefault(section, {})[name] = entry
+        results[f"{section}_environment"] = run_environment()
+        SCOREBOARD.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        jax.clear_caches()
 
 
 def _version(package: str) -> str:

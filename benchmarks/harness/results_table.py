@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from .compilation import Compiled
-from .pages import run_environment
+from .pages import in_words, run_environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _to_markdown(rows: list[Row], environment: dict[str, str]) -> str:
             ]
         )
     lines = [f"# Benchmarks, {environment['date']}", ""]
-    lines += [", ".join(f"{name} {value}" for name, value in environment.items() if name != "date") + ".", ""]
+    lines += [in_words({name: value for name, value in environment.items() if name != "date"}) + ".", ""]
     lines += [
         "Times are the shortest of the rounds, taken in turns with the peer's. Memory is that of arguments, results",
         "and temporaries of the compiled function; for whole fits it is what the process grew by after its imports.",

@@ -49,7 +49,7 @@ class Study:
         self.parser = parser = argparse.ArgumentParser(description=doc)
         parser.add_argument("work", type=Path, nargs="?", help="folder that keeps each draw, so that a run can go on")
         parser.add_argument("--only", nargs="+", choices=list(experiments), metavar="NAME", help=", ".join(experiments))
-        parser.add_argument("--draws", type=int, help="of each experiment at most")
+        parser.add_argument("--draws", type=int, help="of each experiment, in the place of as many as are meant")
         parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no other draw is begun")
         parser.add_argument("--write", action="store_true", help="write what is there, and compute nothing")
         parser.add_argument("--loaded", action="store_true", help="other processes run beside it: the page says so")
@@ -67,7 +67,9 @@ class Study:
         self.work = options.work or Path(tempfile.mkdtemp())
         self.work.mkdir(parents=True, exist_ok=True)
         if not options.write:
-            self._run(options.only or list(self.experiments), options.draws, 60.0 * options.minutes)
+            names = options.only or list(self.experiments)
+            draws = {name: self.draws[name] if options.draws is None else options.draws for name in names}
+            self._run(draws, time.monotonic() + 60.0 * options.minutes)
         return {name: self.kept(name) for name in self.experiments}
 
     def kept(self, name: str) -> list[Any]:
@@ -80,13 +82,11 @@ class Study:
         page += "-loaded" if self.options.loaded else ""
         write_report(page, lines, remarks=self.work / remarks)
 
-    def _run(self, names: Sequence[str], most: int | None, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        most = max(self.draws.values()) if most is None else most
-        for draw in range(most):
-            for name in names:
+    def _run(self, draws: Mapping[str, int], end: float) -> None:
+        for draw in range(max(draws.values())):
+            for name, number in draws.items():
                 path = self.work / f"{name}-{draw}.json"
-                if path.exists() or draw >= self.draws[name] or time.monotonic() > end:
+                if path.exists() or draw >= number or time.monotonic() > end:
                     continue
                 start = time.monotonic()
                 found = self._measured(name, draw) if self.environment is None else self._elsewhere(name, draw)

@@ -26,12 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_ext import keep_compiled_programs
 
-from ..harness import ProgramLog
+from ..harness import ProgramLog, make_nuts, run_chains
 from ..harness.compilation import program_table
 
 NUM_ROWS, NUM_GROUPS = 300, 20
@@ -115,9 +115,7 @@ def fit(engine: str, model: Callable[..., None], args: tuple[Any, ...], seed: in
 def fit_peer(peer: str, model: Callable[..., None], args: tuple[Any, ...], seed: int) -> None:
     """From the model to draws with NumPyro's own engines, as its tutorials run them."""
     if peer == "NUTS":
-        mcmc = MCMC(NUTS(model), num_warmup=NUM_WARMUP, num_samples=NUM_SAMPLES, progress_bar=False)
-        mcmc.run(jax.random.key(seed), *args)
-        jax.block_until_ready(mcmc.get_samples())
+        run_chains(make_nuts(model, NUM_WARMUP, NUM_SAMPLES), seed, *args)
         return
     guide = AutoMultivariateNormal(model)
     svi = SVI(model, guide, numpyro.optim.Adam(0.01), Trace_ELBO())

@@ -11,24 +11,20 @@ import gzip
 import json
 import os
 import sys
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS
 
 import numpyro_ext.infer as engines
-from numpyro_ext import keep_compiled_programs
 
-from ..harness import SCOREBOARD, keep_on_scoreboard, table_head
+from ..harness import SCOREBOARD, complete_scoreboard, first_and_next, in_words, make_nuts, run_chains, table_head
 
 __all__ = ["measure", "park_section", "people_alone", "rule"]
 
@@ -72,20 +68,18 @@ def data() -> tuple[np.ndarray, ...]:
 
 
 def _engine(name: str) -> Entry:
-    engine = getattr(engines, ENGINES[name])(rule, progress_bar=False)
-    seconds, args = [], data()
+    engine, args = getattr(engines, ENGINES[name])(rule, progress_bar=False), data()
+
+    def run(seed: int) -> dict[str, tuple[Any, Any]]:
+        engine.run(random.key(seed), *args)
+        return {site: (np.ravel(engine.posterior[site].mean), np.ravel(engine.posterior[site].sd)) for site in SITES}
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        for seed in range(2):
-            started = time.process_time()
-            engine.run(random.key(seed), *args)
-            moments = {
-                site: (np.ravel(engine.posterior[site].mean), np.ravel(engine.posterior[site].sd)) for site in SITES
-            }
-            seconds.append(round(time.process_time() - started, 1))
+        moments, first, later = first_and_next(run)
     return {
-        "first": seconds[0],
-        "next": seconds[1],
+        "first": round(first, 1),
+        "next": round(later, 1),
         "converged": bool(engine.diagnostics.converged),
         "messages": list(engine.diagnostics.messages),
         "mean": {site: np.round(mean, 5).tolist() for site, (mean, _) in moments.items()},
@@ -94,21 +88,15 @@ def _engine(name: str) -> Entry:
 
 
 def _nuts() -> Entry:
-    args = data()
-    mcmc = MCMC(NUTS(rule), num_warmup=NUM_WARMUP, num_samples=NUM_SAMPLES, progress_bar=False)
-    started = time.process_time()
-    mcmc.run(random.key(0), *args, extra_fields=("num_steps", "diverging"))
-    draws = {
-        site: np.asarray(mcmc.get_samples(group_by_chain=True)[site]).reshape(1, NUM_SAMPLES, -1) for site in SITES
-    }
-    seconds = time.process_time() - started
+    chains = run_chains(make_nuts(rule, NUM_WARMUP, NUM_SAMPLES), 0, *data())
+    draws = {site: chains.draws[site].reshape(1, NUM_SAMPLES, -1) for site in SITES}
     sizes = {site: effective_sample_size(values) for site, values in draws.items()}
     # of squares about the mean, whose mean is the variance
     squares = {site: effective_sample_size((v - v.mean(1, keepdims=True)) ** 2) for site, v in draws.items()}
     return {
-        "first": round(seconds, 1),
-        "steps": int(mcmc.get_extra_fields()["num_steps"].sum()),
-        "divergences": int(mcmc.get_extra_fields()["diverging"].sum()),
+        "first": round(chains.seconds, 1),
+        "steps": chains.gradients,
+        "divergences": chains.divergent,
         "mean": {site: np.round(v.mean((0, 1)), 5).tolist() for site, v in draws.items()},
         "sd": {site: np.round(v.std((0, 1)), 5).tolist() for site, v in draws.items()},
         "effective": {site: np.round(v, 1).tolist() for site, v in sizes.items()},
@@ -205,7 +193,7 @@ These are off by more than three Monte Carlo errors and 0.1 sd or 10 %:
 {_reason(entries.get(HELD))}
 Not run: {", ".join(missing) or "none"}.
 
-Measured by `python -m benchmarks.scores.park`: {", ".join(f"{k} {v}" for k, v in environment.items())}.
+Measured by `python -m benchmarks.scores.park`: {in_words(environment)}.
 """
 
 
@@ -241,14 +229,7 @@ def _clear(entry: Entry, nuts: Entry, site: str) -> list[str]:
 
 def main(names: Sequence[str]) -> None:
     """Measure what the results lack, and write each as it ends."""
-    numpyro.enable_x64()
-    keep_compiled_programs(False)
-    for name in names or [*ENGINES, "NUTS", HELD]:
-        if name not in json.loads(SCOREBOARD.read_text()).get("park", {}):
-            entry = measure(name)
-            print(name, {key: entry[key] for key in entry if not isinstance(entry[key], dict)}, flush=True)
-            keep_on_scoreboard("park", name, entry)
-            jax.clear_caches()
+    complete_scoreboard("park", names or [*ENGINES, "NUTS", HELD], measure)
 
 
 if __name__ == "__main__":

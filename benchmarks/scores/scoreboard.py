@@ -7,23 +7,20 @@ Every fit is one entry of ``results/scoreboard.json``, written as it ends, so th
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-import numpyro
 
 import numpyro_ext.infer as engines
-from numpyro_ext import keep_compiled_programs
 
 from ..harness import SCOREBOARD as RESULTS
-from ..harness import keep_on_scoreboard
+from ..harness import complete_scoreboard, first_and_next, in_words
 from .park import park_section
 from .posteriordb_models import POSTERIORS, reference_moments
 from .simulations import simulations_section
@@ -44,18 +41,19 @@ def measure(name: str, engine_name: str, reference: Mapping[str, Mapping[str, fl
     posterior = POSTERIORS[name]
     args = posterior.data(name)
     options = {} if posterior.field is None else {"field": list(posterior.field)}
-    seconds = []
+
+    def run(seed: int) -> dict[str, tuple[Any, Any]]:
+        engine.run(jax.random.key(seed), *args)
+        return {site: (np.asarray(p.mean), np.asarray(p.sd)) for site, p in engine.posterior.items()}
+
     try:
         engine = getattr(engines, ENGINES[engine_name])(posterior.model, progress_bar=False, **options)
-        for seed in range(2):
-            started = time.process_time()
-            engine.run(jax.random.key(seed), *args)
-            moments = {site: (np.asarray(p.mean), np.asarray(p.sd)) for site, p in engine.posterior.items()}
-            seconds.append(round(time.process_time() - started, 2))
+        moments, first, later = first_and_next(run)
     except Exception as error:  # it stands in the list of losses
         return {"refused": f"{type(error).__name__}: {error}"}
     entry: Entry = _gaps(moments, reference)
-    entry |= {"first": seconds[0], "next": seconds[1], "converged": bool(engine.diagnostics.converged)}
+    entry |= {"first": round(first, 2), "next": round(later, 2)}
+    entry["converged"] = bool(engine.diagnostics.converged)
     entry["messages"] = list(engine.diagnostics.messages)
     if is_lost(entry):
         entry |= _told(engine, reference)
@@ -133,7 +131,6 @@ def page_of(results: Mapping[str, Any]) -> str:
         [name, *(_cell(fits.get(name, {}).get(engine)) for engine in ENGINES), winner(fits.get(name, {}))]
         for name in POSTERIORS
     ]
-    environment = ", ".join(f"{key} {value}" for key, value in results["posteriors_environment"].items())
     return f"""# Scoreboard
 
 Engines beside reference draws, beside the truth of simulated data, and beside NUTS. Every loss stands in a list.
@@ -175,7 +172,7 @@ checks the model as it is written here.
 Not run: {", ".join(missing) or "none"}. Not in the table, as they have no Gaussian part: `garch11`, `hmm_example`,
 `hmm_drive_0`, `hmm_drive_1`, `lotka_volterra`, `low_dim_gauss_mix` and `one_comp_mm_elim_abs`.
 
-Measured by `make scoreboard`: {environment}.
+Measured by `make scoreboard`: {in_words(results["posteriors_environment"])}.
 {simulations_section(results.get("simulations", {}), results.get("simulations_environment", {}))}\
 {park_section(results.get("park", {}), results.get("park_environment", {}))}"""
 
@@ -248,17 +245,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(POSTERIORS))
     parser.add_argument("--page", action="store_true", help="write the page, and measure nothing")
     arguments = parser.parse_args()
-    numpyro.enable_x64()
     if not arguments.page:
-        keep_compiled_programs(False)
         reference = reference_moments()
-        for engine, name in itertools.product(arguments.engines, arguments.only):
+
+        def fits_of(name: str, engine: str) -> Entry:
+            """What is known of a posterior, and the fit by one engine more."""
             known = json.loads(RESULTS.read_text())["posteriors"].get(name, {})
-            if engine not in known:
-                entry = measure(name, engine, reference[name])
-                print(name, engine, entry, flush=True)
-                keep_on_scoreboard("posteriors", name, known | {engine: entry})
-                jax.clear_caches()
+            return known | {engine: measure(name, engine, reference[name])}
+
+        for engine in arguments.engines:
+            complete_scoreboard("posteriors", arguments.only, partial(fits_of, engine=engine), needed=[engine])
     DOCUMENT.write_text(page_of(json.loads(RESULTS.read_text())))
 
 

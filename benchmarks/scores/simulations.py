@@ -8,14 +8,12 @@ and writes them there as each ends; words after it fit the cells alone whose nam
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -23,10 +21,9 @@ import numpyro.distributions as dist
 from jax import Array, random
 from numpyro.distributions import constraints
 
-from numpyro_ext import keep_compiled_programs
 from numpyro_ext.infer import EP
 
-from ..harness import SCOREBOARD, keep_on_scoreboard, table_head
+from ..harness import complete_scoreboard, in_words, table_head
 
 __all__ = ["CELLS", "Cell", "Deviations", "measure", "simulations_section"]
 
@@ -236,7 +233,7 @@ a star where coverage is outside by more than two Monte Carlo errors:
 
 Not run: {"; ".join(missing) or "none"}.
 
-Measured by `python -m benchmarks.scores.simulations`: {", ".join(f"{k} {v}" for k, v in environment.items())}.
+Measured by `python -m benchmarks.scores.simulations`: {in_words(environment)}.
 """
 
 
@@ -277,15 +274,8 @@ def _losses(found: Mapping[Cell, Entry]) -> Iterator[str]:
 
 def main(words: Sequence[str]) -> None:
     """Fit the cells that the results lack, and write each as it ends."""
-    numpyro.enable_x64()
-    keep_compiled_programs(False)
-    for cell in CELLS:
-        is_known = "milliseconds" in json.loads(SCOREBOARD.read_text()).get("simulations", {}).get(cell.name, {})
-        if not is_known and (not words or any(word in cell.name for word in words)):
-            entry = measure(cell)
-            print(cell.name, entry, flush=True)
-            keep_on_scoreboard("simulations", cell.name, entry)
-            jax.clear_caches()
+    cells = {cell.name: cell for cell in CELLS if not words or any(word in cell.name for word in words)}
+    complete_scoreboard("simulations", cells, lambda name: measure(cells[name]), needed=["milliseconds"])
 
 
 if __name__ == "__main__":
