@@ -15,13 +15,15 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.diagnostics import summary
-from numpyro.infer import MCMC, NUTS, init_to_median
+from numpyro.infer import MCMC, init_to_median
 from numpyro.infer.reparam import LocScaleReparam
 from tqdm.auto import tqdm
 
 import numpyro_ext.infer as engines
 from numpyro_ext.structure import read_latent_gaussian
 from tests.gallery import GAUSSIAN, MODELS, Published
+
+from ..harness import make_nuts
 
 
 class _Chains(NamedTuple):
@@ -107,14 +109,8 @@ def _reference(published: Published, fitted: Any) -> dict[str, Any]:
 
 
 def _nuts(model: Callable[..., Any], published: Published, times: int) -> MCMC:
-    mcmc = MCMC(
-        NUTS(model, init_strategy=init_to_median),
-        num_warmup=times * CHAINS.warmup,
-        num_samples=times * CHAINS.samples,
-        num_chains=CHAINS.number,
-        chain_method="sequential",
-        progress_bar=False,
-    )
+    options = {"num_chains": CHAINS.number, "init_strategy": init_to_median}
+    mcmc = make_nuts(model, times * CHAINS.warmup, times * CHAINS.samples, **options)
     mcmc.run(jax.random.key(0), *published.data(), extra_fields=("diverging",))
     return mcmc
 

@@ -13,7 +13,7 @@ import argparse
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from numpyro_ext.quantum import (
     standard_separable_bases,
 )
 
-from ..harness import table_head, write_report
+from ..harness import cpu_seconds, table, write_report
 
 NUM_PARTICLES = 500
 SHARE = 100
@@ -246,29 +246,75 @@ TRUTHS: dict[str, tuple[Callable[[int], np.ndarray], tuple[str, ...], int]] = {
 """Of Houlsby (2014, Fig. 4.3), with the designs that are compared on them and the shots."""
 
 
+def means_and_errors(errors: Any, width: int) -> list[str]:
+    """Cells of the means over runs with their standard errors in brackets, and empty ones up to a width."""
+    mean, deviation = np.mean(errors, 0), np.std(errors, 0, ddof=1) / np.sqrt(len(errors))
+    return [f"{m:.2g} ({d:.1g})" for m, d in zip(mean, deviation, strict=True)] + [""] * (width - len(mean))
+
+
 def two_qubits(num_runs: int) -> list[str]:
     """The table of the four kinds of states."""
-    lines = [
+    smc = SMC(quantum_tomography, num_particles=300, watch="state", progress_bar=False)
+
+    def rows() -> Iterator[Iterable[Any]]:
+        for kind, (truth, designs, shots) in TRUTHS.items():
+            for name in designs:
+                make, is_adaptive = FAMILIES[name]
+                found, seconds = cpu_seconds(
+                    lambda: [
+                        family_run(smc, make(), is_adaptive, truth(run), run, shots)  # noqa: B023
+                        for run in range(num_runs)
+                    ]
+                )
+                yield kind, name, *means_and_errors(found, len(FAMILY_MARKS)), f"{seconds / num_runs:.1f}"
+
+    return [
         "",
         f"{num_runs} runs each, 300 particles, blocks of 1/50 of the shots; the expected infidelity of the posterior",
         "to the truth, with standard errors over runs.",
         "",
-        *table_head("truth | design | " + " | ".join(f"N = {mark}" for mark in FAMILY_MARKS) + " | CPU-s a run"),
+        *table(f"truth | design | {' | '.join(f'N = {mark}' for mark in FAMILY_MARKS)} | CPU-s a run", rows()),
     ]
-    smc = SMC(quantum_tomography, num_particles=300, watch="state", progress_bar=False)
-    for kind, (truth, designs, shots) in TRUTHS.items():
-        for name in designs:
-            make, is_adaptive = FAMILIES[name]
-            start, found = time.process_time(), []
-            for run in range(num_runs):
-                found.append(family_run(smc, make(), is_adaptive, truth(run), run, shots))
-                print(kind, name, run, found[-1].round(4), f"{time.process_time() - start:.0f} CPU-s", flush=True)
-            mean, deviation = np.mean(found, 0), np.std(found, 0, ddof=1) / np.sqrt(num_runs)
-            cells = [f"{m:.2g} ({d:.1g})" for m, d in zip(mean, deviation, strict=True)]
-            cells += [""] * (len(FAMILY_MARKS) - len(cells))
-            seconds = (time.process_time() - start) / num_runs
-            lines.append(f"| {kind} | {name} | {' | '.join(cells)} | {seconds:.1f} |")
-    return lines
+
+
+def one_qubit(num_runs: int, num_shots: int) -> list[str]:
+    """The table of the three designs, and notes on their runs."""
+    marks, sizes = [mark for mark in MARKS if mark <= num_shots], block_sizes(num_shots)
+    ends = np.searchsorted(np.cumsum(sizes), marks)
+    cores = math.gcd(os.cpu_count() or 1, num_runs)
+    keys = jax.random.split(jax.random.key(0), (cores, num_runs // cores))
+    notes = []
+
+    def rows() -> Iterator[Iterable[Any]]:
+        for name in DESIGNS:
+            run, compiling = cpu_seconds(lambda: experiments(name, sizes).lower(keys[0]).compile())  # noqa: B023
+            start = time.perf_counter()
+            found, seconds = cpu_seconds(side_by_side, run, keys)
+            wall, errors = time.perf_counter() - start, found.errors[:, ends]
+            notes.append(
+                f"{name}: {found.failed.sum()} updates did not end well; up to {found.num_axes.max()} axes a run"
+            )
+            notes.append(f"{name}: {compiling:.1f} CPU-s to compile")
+            slope = np.polyfit(np.log(marks), np.log(np.mean(errors, 0)), 1)[0]
+            times = f"{seconds / num_runs:.2f}", f"{wall:.1f}"
+            yield name, f"{slope:.3f}", *means_and_errors(errors, len(marks)), *times
+
+    lines = table(f"design | exponent | {' | '.join(f'N = {mark}' for mark in marks)} | CPU-s a run | all, s", rows())
+    notes.append(f"gains against expected_information_gain of the package: {check_gains():.1e}")
+    notes.append(
+        f"load of the machine over the last quarter of an hour: {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores"
+    )
+    return [
+        "",
+        f"Pure states drawn at random, {num_runs} runs, {NUM_PARTICLES} particles, blocks of 1/{SHARE} of the",
+        "shots; E[1 - F] of the posterior to the truth, with standard errors over runs, and the exponent of a line",
+        "through the mean curve. All runs of a design are one compiled program, in as many threads as there are cores:",
+        "CPU-seconds of each run, and seconds of wall time of all of them.",
+        "",
+        *lines,
+        "",
+        *(f"- {note}" for note in notes),
+    ]
 
 
 def main() -> None:
@@ -281,46 +327,8 @@ def main() -> None:
     if options.qubits == 2:
         lines = ["# Tomography of two qubits", *two_qubits(options.runs)]
         write_report("tomography-two-qubits", lines, "queries.tomography --qubits 2")
-        return
-    marks = [mark for mark in MARKS if mark <= options.shots]
-    rows, notes = [], []
-    sizes = block_sizes(options.shots)
-    ends = np.searchsorted(np.cumsum(sizes), marks)
-    cores = math.gcd(os.cpu_count() or 1, options.runs)
-    keys = jax.random.split(jax.random.key(0), (cores, options.runs // cores))
-    for name in DESIGNS:
-        clocks = [(time.process_time(), time.perf_counter())]
-        run = experiments(name, sizes).lower(keys[0]).compile()
-        clocks.append((time.process_time(), time.perf_counter()))
-        found = side_by_side(run, keys)
-        clocks.append((time.process_time(), time.perf_counter()))
-        (compiling, compiling_wall), (seconds, wall) = np.diff(clocks, axis=0)
-        errors = found.errors[:, ends]
-        mean, deviation = np.mean(errors, 0), np.std(errors, 0, ddof=1) / np.sqrt(options.runs)
-        slope = np.polyfit(np.log(marks), np.log(mean), 1)[0]
-        cells = [f"{m:.2g} ({d:.1g})" for m, d in zip(mean, deviation, strict=True)]
-        rows.append([name, f"{slope:.3f}", *cells, f"{seconds / options.runs:.2f}", f"{wall:.1f}"])
-        notes.append(f"{name}: {found.failed.sum()} updates did not end well; up to {found.num_axes.max()} axes a run")
-        notes.append(f"{name}: {compiling:.1f} CPU-s to compile, {compiling_wall:.1f} s of wall time")
-        print(rows[-1], notes[-2:], flush=True)
-    notes.append(f"gains against expected_information_gain of the package: {check_gains():.1e}")
-    notes.append(
-        f"load of the machine over the last quarter of an hour: {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores"
-    )
-    lines = [
-        "# Tomography of one qubit",
-        "",
-        f"Pure states drawn at random, {options.runs} runs, {NUM_PARTICLES} particles, blocks of 1/{SHARE} of the",
-        "shots; E[1 - F] of the posterior to the truth, with standard errors over runs, and the exponent of a line",
-        "through the mean curve. All runs of a design are one compiled program, in as many threads as there are cores:",
-        "CPU-seconds of each run, and seconds of wall time of all of them.",
-        "",
-        *table_head("design | exponent | " + " | ".join(f"N = {mark}" for mark in marks) + " | CPU-s a run | all, s"),
-        *("| " + " | ".join(row) + " |" for row in rows),
-        "",
-        *(f"- {note}" for note in notes),
-    ]
-    write_report("tomography", lines)
+    else:
+        write_report("tomography", ["# Tomography of one qubit", *one_qubit(options.runs, options.shots)])
 
 
 if __name__ == "__main__":
