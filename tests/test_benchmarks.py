@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import benchmarks
-from benchmarks.harness import Row, Study, at_least, at_most, mean_and_error, pages, table
+from benchmarks.harness import Row, Study, at_least, at_most, blocks, mean_and_error, pages, table
 from benchmarks.harness.results_table import ResultsTable
 
 FOLDER = Path(benchmarks.__file__).parent
@@ -100,3 +100,8 @@ def test_the_scoreboard_is_completed(tmp_path, monkeypatch):
     found = json.loads(path.read_text())
     assert measured == ["b", "c"] and "cells_environment" in found
     assert found["cells"] == {"a": {"value": 1}, "b": {"value": 2}, "c": {"value": 2}}
+
+
+def test_blocks_of_a_page_stand_apart():
+    lines = blocks("# Title", "Words.", [], table("a | b", [(1, 2)]), (f"- {note}" for note in "xy"))
+    assert lines == ["# Title", "", "Words.", "", "| a | b |", "|---|---|", "| 1 | 2 |", "", "- x", "- y"]

@@ -20,7 +20,7 @@ from jax.scipy.stats import norm
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.calibration import Calibration, calibrate
 
-from ..harness import Study, cpu_seconds, table
+from ..harness import Study, blocks, cpu_seconds, table
 
 _NUM_SIMULATIONS, _BATCH, _NUM_SAMPLES = 200, 50, 400
 _GENERATOR = np.random.default_rng(0)
@@ -145,14 +145,12 @@ def main() -> None:
     """Simulate, fit and write."""
     experiments = {model.__name__: partial(_fit, model=model) for model in MODELS}
     study = Study(__doc__, experiments, draws=_NUM_SIMULATIONS // _BATCH)
-    lines = [
+    lines = blocks(
         "# How often central intervals of EP hold the true value",
-        "",
-        f"`calibrate(EP(model))`: {_NUM_SIMULATIONS} data sets from the prior of each model, {_NUM_SAMPLES} draws",
+        f"`calibrate(EP(model))`: {_NUM_SIMULATIONS} data sets from the prior of each model, {_NUM_SAMPLES} draws "
         "of each fit, hyperparameters integrated over. Shares in per cent, with standard errors over simulations.",
-        "",
-        *table("model | site (elements) | 50 % | 80 % | 95 %", _rows(study.run())),
-    ]
+        table("model | site (elements) | 50 % | 80 % | 95 %", _rows(study.run())),
+    )
     study.write("calibration", lines)
 
 

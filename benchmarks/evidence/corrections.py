@@ -18,7 +18,7 @@ from numpyro_ext.infer import EP
 from numpyro_ext.infer.front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from tests.infer.small_problems import PROBLEMS, by_quadrature
 
-from ..harness import cpu_seconds, table, write_report
+from ..harness import blocks, cpu_seconds, table, write_report
 
 _NUM_BATCHES, _DRAWS_PER_BATCH = 50, 20_000
 
@@ -79,18 +79,16 @@ def main() -> None:
     rows = [_row(name, *problem) for name, problem in (PROBLEMS | _larger()).items()]
     closer = sum(abs(after) < abs(before) for *_, before, after, _ in rows)
     formats = ("", ".4f", ".4f", "+.1e", "+.1e", ".2f")
-    lines = [
+    lines = blocks(
         "# The log evidence of EP, corrected by cumulants",
-        "",
-        f"`EP(model).corrected()`, second order. Closer to the exact value on {closer} of {len(rows)} problems.",
-        f"Exact values by quadrature, or by {_NUM_BATCHES * _DRAWS_PER_BATCH:,} importance weights with the standard",
+        f"`EP(model).corrected()`, second order. Closer to the exact value on {closer} of {len(rows)} problems. "
+        f"Exact values by quadrature, or by {_NUM_BATCHES * _DRAWS_PER_BATCH:,} importance weights with the standard "
         "error that is given.",
-        "",
-        *table(
+        table(
             "problem | exact | its error | error of EP | error of the corrected value | CPU-seconds of the correction",
             ((format(value, how) for value, how in zip(row, formats, strict=True)) for row in rows),
         ),
-    ]
+    )
     write_report("corrections", lines)
 
 

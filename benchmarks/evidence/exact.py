@@ -24,7 +24,7 @@ from numpyro_ext import keep_compiled_programs
 from numpyro_ext.infer import EP, PosteriorReparam
 from tests import gallery
 
-from ..harness import Study, first_and_next, make_nuts, run_chains, table
+from ..harness import Study, blocks, first_and_next, make_nuts, run_chains, table
 
 NUM_SAMPLES = 500
 WARMUP, WARMUP_IN_COORDINATES = 500, 200
@@ -191,24 +191,22 @@ def page(found: dict[str, list[Any]]) -> list[str]:
     missing = [name for name in MODELS if not found[name]]
     written = [of["as written"] for of in gains.values()]
     best = [min(gain for way, gain in of.items() if way != COORDINATES) for of in gains.values()]
-    return [
+    return blocks(
         "# Exact draws in the coordinates of a fit",
-        "",
-        f"One chain: {WARMUP} + {NUM_SAMPLES} steps of NUTS; in these of EP {WARMUP_IN_COORDINATES} + the same.",
-        "CPU-seconds are those of a next run, which compiles nothing, with warm-up; in the coordinates of EP with its",
-        "next fit. Gain: effective draws a CPU-second in these coordinates over those of the row. Models without a row",
+        f"One chain: {WARMUP} + {NUM_SAMPLES} steps of NUTS; in these of EP {WARMUP_IN_COORDINATES} + the same. "
+        "CPU-seconds are those of a next run, which compiles nothing, with warm-up; in the coordinates of EP with its "
+        "next fit. Gain: effective draws a CPU-second in these coordinates over those of the row. Models without a row "
         "non-centred are so as written, or have no locations and scales to take out.",
-        "",
-        *table("model | NUTS | smallest ESS of 500 | per 1000 gradients | per CPU-second | divergences | gain", rows),
-        "",
+        table("model | NUTS | smallest ESS of 500 | per 1000 gradients | per CPU-second | divergences | gain", rows),
         f"Median gain over the model as written {np.median(written):.1f}, over the better of its forms "
         f"{np.median(best):.1f}; at least 10 times as written on {sum(g >= 10 for g in written)} of "
         f"{len(written)} models.",
-        "",
-        f"Losses (fewer effective draws a CPU-second than in the row): {'; '.join(losses) or 'none'}.",
-        *(f"No coordinates: {name}. {reason}" for name, reason in failed.items()),
-        *([f"Not measured: {', '.join(missing)}."] if missing else []),
-    ]
+        [
+            f"Losses (fewer effective draws a CPU-second than in the row): {'; '.join(losses) or 'none'}.",
+            *(f"No coordinates: {name}. {reason}" for name, reason in failed.items()),
+            *([f"Not measured: {', '.join(missing)}."] if missing else []),
+        ],
+    )
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from jax import random
 
 from numpyro_ext.infer import EP, INLA, SMC, VariationalGaussian, annealed_importance_sampling
 
-from ..harness import cpu_seconds, first_and_next, make_nuts, run_chains, table, write_report
+from ..harness import blocks, cpu_seconds, first_and_next, make_nuts, run_chains, table, write_report
 
 GAIN = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
 ERROR = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
@@ -221,21 +221,16 @@ def main() -> None:
         "annealed importance sampling, 1000 chains": lambda number: ais(number).log_evidence,
     }
     notes = [*(price(way, run) for way, run in ways.items()), of_the_cox_process()]
-    lines = [
+    lines = blocks(
         "# Log evidences of four models",
-        "",
         "Hyperparameters integrated over. Seconds are CPU-seconds of a first run and of one that compiles nothing.",
-        "",
-        *rows,
-        "",
-        *(f"- {note}" for note in notes),
-        "",
-        "Means and deviations to those of 40,000 draws of NUTS: the worst error of a mean in posterior deviations, the",
-        "worst relative error of a deviation, evaluations of the density (of NUTS gradients, warm-up included), and",
+        rows,
+        (f"- {note}" for note in notes),
+        "Means and deviations to those of 40,000 draws of NUTS: the worst error of a mean in posterior deviations, the "
+        "worst relative error of a deviation, evaluations of the density (of NUTS gradients, warm-up included), and "
         "CPU-seconds of a second run.",
-        "",
-        *table("model | by | mean | deviation | evaluations | seconds", moments()),
-    ]
+        table("model | by | mean | deviation | evaluations | seconds", moments()),
+    )
     write_report("evidence", lines)
 
 

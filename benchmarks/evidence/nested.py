@@ -26,7 +26,7 @@ from scipy import special, stats
 
 from numpyro_ext.infer import SMC
 
-from ..harness import table, write_report
+from ..harness import blocks, table, write_report
 from .four_models import MODELS
 
 REPEATS, LONG_RUNS = 4, 16
@@ -186,19 +186,18 @@ def main() -> None:
             behind.extend([name] * (ours > theirs))
             yield from (first, second)
 
-    lines = [
+    lines = blocks(
         "# Log evidences by SMC and by nested sampling",
-        "",
-        f"Root of the mean squared error of up to {REPEATS} runs, the standard error that they tell, CPU-seconds of a",
-        "run after a first one (the first itself where there was time for no other), and seconds times squared error.",
-        f"Each sampler had {options.limit} CPU-seconds for a model, so that some made fewer runs. NestedSampler",
+        f"Root of the mean squared error of up to {REPEATS} runs, the standard error that they tell, CPU-seconds of a "
+        "run after a first one (the first itself where there was time for no other), and seconds times squared error. "
+        f"Each sampler had {options.limit} CPU-seconds for a model, so that some made fewer runs. NestedSampler "
         "compiles in every run.",
-        "",
-        *table("model | by | log evidence | error | told | seconds | seconds x error² | runs", rows()),
-        "",
-        *(f"- {note}" for note in notes),
-        f"- SMC is behind on {len(behind)} of {len(exact)}{': ' if behind else ''}{', '.join(behind)}",
-    ]
+        table("model | by | log evidence | error | told | seconds | seconds x error² | runs", rows()),
+        [
+            *(f"- {note}" for note in notes),
+            f"- SMC is behind on {len(behind)} of {len(exact)}{': ' if behind else ''}{', '.join(behind)}",
+        ],
+    )
     write_report("nested", lines)
 
 

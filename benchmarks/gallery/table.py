@@ -18,7 +18,7 @@ import numpyro
 
 from tests.gallery import MODELS
 
-from ..harness import run_environment, table_head
+from ..harness import blocks, run_environment, table_head
 from .fits import CHAINS, ENGINES, LIMITS, OTHER_HOW, Moments, fit_all, moments_of_quantiles, variants
 
 _DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "gallery.md"
@@ -162,62 +162,47 @@ def write_table(work: Path) -> None:
     again = [name for name, fit in fits.items() if fit.get("NUTS", {}).get("way", "as written") != "as written"]
     without = [name for name, fit in fits.items() if "NUTS" not in fit]
     measured_with = ", ".join(f"{key} {value}" for key, value in run_environment().items())
-    lines = [
+    lines = blocks(
         "# Gallery: published models, and how close each engine comes to NUTS",
-        "",
-        f"{len(MODELS)} models written down from the tutorials, books and case studies of other projects, with small",
-        f"simulated data (`tests/gallery`): {len(fits)} are read and fitted, {len(refused)} refused by name.",
-        "A gap is the root mean square over all elements: of the difference of the centres in spreads of NUTS, and of",
-        "the ratio of the spreads (its logarithm). Centre and spread of a field are mean and standard deviation.",
-        "Those of hyperparameters are the median and the width of a central 90 % interval over 3.29, of the logarithm",
-        "where they are positive: tails of scales are too heavy for standard deviations of draws.",
-        'Hyperparameters are integrated over (`integrate="auto"`, the default), but where the table says that they are',
-        f"at their optimum. NUTS has {CHAINS.number} chains of {CHAINS.warmup} + {CHAINS.samples} draws; its own error",
+        f"{len(MODELS)} models written down from the tutorials, books and case studies of other projects, with small "
+        f"simulated data (`tests/gallery`): {len(fits)} are read and fitted, {len(refused)} refused by name. "
+        "A gap is the root mean square over all elements: of the difference of the centres in spreads of NUTS, and of "
+        "the ratio of the spreads (its logarithm). Centre and spread of a field are mean and standard deviation. "
+        "Those of hyperparameters are the median and the width of a central 90 % interval over 3.29, of the logarithm "
+        "where they are positive: tails of scales are too heavy for standard deviations of draws. "
+        'Hyperparameters are integrated over (`integrate="auto"`, the default), but where the table says that they are '
+        f"at their optimum. NUTS has {CHAINS.number} chains of {CHAINS.warmup} + {CHAINS.samples} draws; its own error "
         "is half the gap between its chains.",
-        "",
-        *_summary(fits),
-        "",
+        _summary(fits),
         f"NUTS is not trusted with fewer than {LIMITS.effective} effective draws, an r-hat above {LIMITS.r_hat} or "
         f"more than {LIMITS.divergent:.0%} of divergences. {len(again)} models were decentred with chains of "
         f"{CHAINS.longer} times the length, or sampled in the coordinates of a fit (their own density). Still not "
         f"trusted, and not in these figures: {', '.join(f'`{name}`' for name in untrusted) or 'none'}; {len(without)} "
         "with `param` sites or of other forms have no reference here.",
-        "",
         "## Which design over hyperparameters",
-        "",
-        *_designs(fits),
-        "",
-        *_ON_DESIGNS,
-        "",
+        _designs(fits),
+        _ON_DESIGNS,
         "## Hyperparameters that are off",
-        "",
-        "Runs that have converged, with a centre off by a fifth of the spread or a spread off by a fifth; beside them",
-        "the error of NUTS itself, and how the run's own messages begin. Quantiles of simplices (`phi` of `r2d2`) are",
+        "Runs that have converged, with a centre off by a fifth of the spread or a spread off by a fifth; beside them "
+        "the error of NUTS itself, and how the run's own messages begin. Quantiles of simplices (`phi` of `r2d2`) are "
         "from three moments and end at zero, where a logarithm is far away; scales near zero are known least.",
-        "",
-        *table_head("model | engine | centre | spread | NUTS itself | messages"),
-        *_largest(fits),
-        "",
+        [*table_head("model | engine | centre | spread | NUTS itself | messages"), *_largest(fits)],
         "## All models",
-        "",
-        "Gaps of the field; gaps of the hyperparameters. ¹ the run says that it has not converged; ² a scale ended at",
+        "Gaps of the field; gaps of the hyperparameters. ¹ the run says that it has not converged; ² a scale ended at "
         "the edge of its support, and the run says so. The column of NUTS says how it was run where not as written.",
-        "",
-        *_rows(fits),
-        "",
+        _rows(fits),
         "## Refused",
-        "",
-        *table_head("model | source | reason"),
-        *(
-            f"| `{name}` | {published.source} | {published.refusal.reason.name.lower().replace('_', ' ')} |"
-            for name, published in MODELS.items()
-            if published.refusal
-        ),
-        "",
+        [
+            *table_head("model | source | reason"),
+            *(
+                f"| `{name}` | {published.source} | {published.refusal.reason.name.lower().replace('_', ' ')} |"
+                for name, published in MODELS.items()
+                if published.refusal
+            ),
+        ],
         f"Measured by `python -m benchmarks.gallery.table`, beside other work: {measured_with}.",
-        "",
-    ]
-    _DOCUMENT.write_text("\n".join(lines))
+    )
+    _DOCUMENT.write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:

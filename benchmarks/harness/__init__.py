@@ -7,7 +7,7 @@ from .processes import COLD, in_own_process
 from .results_table import Row, at_least, at_most
 from .sampling import Chains, make_nuts, run_chains
 from .study import Study
-from .tables import mean_and_error, standardised, summary, table, table_head, verdict
+from .tables import blocks, mean_and_error, standardised, summary, table, table_head, verdict
 
 __all__ = [
     "COLD",
@@ -18,6 +18,7 @@ __all__ = [
     "Study",
     "at_least",
     "at_most",
+    "blocks",
     "compile_function",
     "compile_sweep",
     "complete_scoreboard",

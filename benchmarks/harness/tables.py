@@ -8,6 +8,15 @@ from typing import Any
 import numpy as np
 
 
+def blocks(*parts: str | Iterable[str]) -> list[str]:
+    """Lines of a page: headings, paragraphs and tables with an empty line between each two; what is empty is left out.
+
+    :param parts: paragraphs, or lines of tables and lists.
+    """
+    found = [[part] if isinstance(part, str) else list(part) for part in parts]
+    return [line for part in found if part for line in ("", *part)][1:]
+
+
 def table_head(heads: str) -> list[str]:
     """First two lines of a table of Markdown, given its heads with bars between them."""
     return [f"| {heads} |", "|---" * len(heads.split("|")) + "|"]

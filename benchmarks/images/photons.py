@@ -19,7 +19,7 @@ from numpyro_ext.infer import EP
 from numpyro_ext.linalg import convolution
 from numpyro_ext.models import poisson_deblurring, wavelet_denoising
 
-from ..harness import cpu_seconds, table
+from ..harness import blocks, cpu_seconds, table
 from .peers import from_square_roots, noise_variance_of_square_roots, photons_denoised
 from .pictures import inside, relative_error
 from .rows import Methods, risk_of
@@ -156,13 +156,15 @@ def _medians(title: str, methods: dict[str, tuple[Options, Options]], names: Seq
         )
         for name, found in errors.items()
     )
-    return ["", f"## {title}", "", *table(f"method | {' | '.join(names)} | ratio to total variation", rows)]
+    return blocks(f"## {title}", table(f"method | {' | '.join(names)} | ratio to total variation", rows))
 
 
 def photons_at_one_setting() -> list[str]:
     """Camera and two pictures that had no part in the choice of the setting, and what was tried on two that had."""
     numpyro.enable_x64()
     names = ("camera", "astronaut", "coins")
-    lines = [line for name in names for line in photons(name, with_edges=name == "camera").lines()]
-    lines += _medians("The same pictures, averages over three draws of the photons", AT_ONE_SETTING, names, range(3))
-    return lines + _medians("What was tried, 16 shifts, one draw", TRIED, ("ascent", "aero"), range(1, 2))
+    return blocks(
+        *(photons(name, with_edges=name == "camera").lines() for name in names),
+        _medians("The same pictures, averages over three draws of the photons", AT_ONE_SETTING, names, range(3)),
+        _medians("What was tried, 16 shifts, one draw", TRIED, ("ascent", "aero"), range(1, 2)),
+    )

@@ -23,7 +23,7 @@ import skimage.data
 from numpyro_ext.infer import EP, StructuredMeanField
 from numpyro_ext.models import wavelet_denoising, wavelet_inpainting
 
-from ..harness import cpu_seconds, table, write_report
+from ..harness import blocks, cpu_seconds, table, write_report
 from .peers import Picture, denoised, inpainted
 from .photons import photons, photons_at_one_setting
 from .pictures import NOISE, decibels, inpainting_problem, inside, noisy_photograph, photograph
@@ -235,7 +235,6 @@ REPORTS: dict[str, Report] = {
             "What bands of so many per cent hold of the pixels. A mixture takes one basis to be right; the average has",
             "the deviations of its own error. CPU-seconds are of a fit that compiles nothing: until its mean, and to",
             "bands by 1000 draws. Denoising, 256 x 256, noise 0.1, 32 bases. Single precision.",
-            "",
         ],
         bands,
     ),
@@ -248,7 +247,6 @@ REPORTS: dict[str, Report] = {
             "20 draws.",
             "CPU-seconds are of a fit that compiles nothing: until the mean, and to bands. Linear and biharmonic",
             "interpolation have nothing to tune. 256 x 256, single precision.",
-            "",
         ],
         early_inpainting,
     ),
@@ -286,7 +284,6 @@ REPORTS: dict[str, Report] = {
             "is what the process grew by, its compiler included. An evaluation is one of the evidence of the whole",
             "picture and its gradient; searches begin on samples of its trees, whose evaluations are in the seconds",
             "alone. The ratios are those of the two columns before them to the smallest picture. Single precision.",
-            "",
         ],
         large_pictures,
     ),
@@ -297,7 +294,6 @@ REPORTS: dict[str, Report] = {
             "many unknowns. The blur has Poisson factors; the Fourier coefficients have Gaussian noise. Both are",
             "compiled before; seconds are of the processor, memory is that of arguments, results and temporaries.",
             "Double precision.",
-            "",
         ],
         dense_sweeps,
     ),
@@ -312,18 +308,18 @@ def main() -> None:
     report = parser.parse_args().report
     if report is not None:
         title, words, lines = REPORTS[report]
-        write_report(f"images-{report}", [f"# {title}", "", *words, *lines()], f"images.report --{report}")
+        write_report(f"images-{report}", blocks(f"# {title}", words, lines()), f"images.report --{report}")
         return
     numpyro.enable_x64()
     tables = [photons()]
     numpyro.enable_x64(False)
     tables += [denoising(), inpainting(), *eight_methods()]
     words = [*PEERS, "Photons in double precision, the rest in single."]
-    write_report("images", ["# Pictures by the engines and by scikit-image", "", *words, *_lines_of(tables)])
+    write_report("images", blocks("# Pictures by the engines and by scikit-image", words, _lines_of(tables)))
 
 
 def _lines_of(tables: list[Methods]) -> list[str]:
-    return [line for methods in tables for line in methods.lines()]
+    return blocks(*(methods.lines() for methods in tables))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..harness import cpu_seconds, table
+from ..harness import blocks, cpu_seconds, table
 from .peers import Picture
 from .pictures import decibels, inside
 
@@ -55,12 +55,8 @@ class Methods:
 
     def lines(self) -> list[str]:
         rows = sorted(self.rows, key=lambda row: row[0] if self.is_error else -row[0])
-        return [
-            "",
-            f"## {self.title}",
-            "",
-            *table(f"method | {self.figure} | 80 % bands hold | CPU-s | ", (cells for _, cells in rows)),
-        ]
+        heads = f"method | {self.figure} | 80 % bands hold | CPU-s | "
+        return blocks(f"## {self.title}", table(heads, (cells for _, cells in rows)))
 
 
 def risk_of(site: Any, pooling: str, noise: float = 1.0) -> str:

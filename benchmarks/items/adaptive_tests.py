@@ -25,7 +25,7 @@ from numpyro_ext.psychometrics import AdaptiveTest, simulate_tests
 from numpyro_ext.psychometrics.adaptive.bank import ItemBank
 from numpyro_ext.psychometrics.adaptive.gaussian import GaussianBeliefs
 
-from ..harness import ProgramLog, Study, cpu_seconds, table
+from ..harness import ProgramLog, Study, blocks, cpu_seconds, table
 from .marginal_likelihood import fit_graded, fit_two_parameter_logistic, trait_correlations
 
 _RULES = {"information": expected_information_gain, "Fisher": maximum_information, "random": random_scores}
@@ -238,7 +238,10 @@ def _page(parts: dict[str, list[Any]]) -> list[str]:
         what = "one trait, bank of 200, 2000 people: Fisher against random in rmse at 10 items"
         rows.append((what, "≥ 25 % below", f"{100 * below:.0f} % below"))
         rows.append(("the same: information against Fisher at 5 items", "not behind", f"{100 * ahead:+.1f} % in rmse"))
-    lines = ["# Adaptive tests", "", *table("what | target | measured", [*rows, *_people(parts["people"])])]
+    lines = blocks(
+        "# Adaptive tests",
+        table("what | target | measured", [*rows, *_people(parts["people"])]),
+    )
     for found in parts["coverage"]:
         lines += ["", *_coverage(found)]
     for error in parts["bank"]:
@@ -284,12 +287,11 @@ def _coverage(rows: list[dict[str, Any]]) -> list[str]:
         return size, kind, *(f"{share:.3f}" for share in shares), f"{np.mean([row['rmse'] for row in chosen]):.3f}"
 
     cases = itertools.product(sorted({row["size"] for row in rows}), ("point", "posterior"))
-    return [
+    return blocks(
         "Coverage of 90 % intervals of the trait after 5, 10, 20 and 30 items chosen by information from a bank of "
         "100, and root mean square error after 30:",
-        "",
-        *table("calibrated on | items | 5 | 10 | 20 | 30 | rmse", (row(*case) for case in cases)),
-    ]
+        table("calibrated on | items | 5 | 10 | 20 | 30 | rmse", (row(*case) for case in cases)),
+    )
 
 
 def main() -> None:

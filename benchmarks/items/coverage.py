@@ -19,7 +19,7 @@ from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.infer.calibration import Calibration
 
 from ..evidence.calibration import endings, shares, simulated, together
-from ..harness import Study, table
+from ..harness import Study, blocks, table
 
 _NUM_BATCHES, _BATCH, _NUM_SAMPLES = 8, 25, 399
 _NUM_PEOPLE, _NUM_ITEMS, _NUM_BINS = 200, 20, 10
@@ -76,22 +76,18 @@ def main() -> None:
     parts = {kind: found for kind, found in study.run().items() if found}
     joined = {kind: together(found, _NUM_SAMPLES) for kind, found in parts.items()}
     remarks = [f"- Items {kind}: {endings(joined[kind], parts[kind])} with simulation and ranks." for kind in parts]
-    lines = [
+    lines = blocks(
         "# How often intervals of traits hold the true value, with items drawn and as points",
-        "",
         f"`calibrate(AdaptiveQuadrature(model))`: {_NUM_BATCHES * _BATCH} data sets of {_NUM_PEOPLE} people and "
         f"{_NUM_ITEMS} two-parameter logistic items, both from their priors, LogNormal(0, 0.5) and Normal(0, 3) of the "
         f"items, {_NUM_SAMPLES} draws of each fit. Shares in per cent, with standard errors over data sets. Items are "
         'drawn with `integrate="auto"`, points with `"none"`.',
-        "",
-        *table(
+        table(
             "items | site | 50 % | 80 % | 90 % | 95 % | wanted of 90 %",
             (row for kind, found in joined.items() for row in _rows(kind, found)),
         ),
-        "",
-        *remarks,
-        *(_uniformity(joined["drawn"]) if "drawn" in joined else []),
-    ]
+        [*remarks, *(_uniformity(joined["drawn"]) if "drawn" in joined else [])],
+    )
     study.write("item-coverage", lines)
 
 

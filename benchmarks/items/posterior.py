@@ -23,7 +23,7 @@ from numpyro_ext.datasets.external import data_path
 from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.models import item_response
 
-from ..harness import cpu_seconds, make_nuts, run_chains, table, write_report
+from ..harness import blocks, cpu_seconds, make_nuts, run_chains, table, write_report
 
 _NODES = np.linspace(-8.0, 8.0, 61)
 _NUM_CHAINS, _NUM_WARMUP, _NUM_SAMPLES = 4, 300, 1000
@@ -85,17 +85,15 @@ def main() -> None:
     heads = (
         "data | site | answer | mean, largest | mean | sd, largest | sd | error of NUTS | seconds | of NUTS | converged"
     )
-    lines = [
+    lines = blocks(
         "# Posterior of items with priors beside NUTS",
-        "",
         f"Two-parameter logistic items with priors; NUTS over the items alone, people summed out on {len(_NODES)} "
         f"nodes, {_NUM_CHAINS} chains of {_NUM_SAMPLES} draws. Differences of means in posterior standard deviations, "
         "and relative ones of these, over items: the largest and the root mean square. The standard error of a mean of "
         "NUTS is that of the item with the fewest effective draws; that of a standard deviation is 0.7 times as "
         "large. CPU-seconds of both with compilation; the engine's are those until means and deviations are known.",
-        "",
-        *table(f"{heads} | converged", _rows()),
-    ]
+        table(f"{heads} | converged", _rows()),
+    )
     write_report("item-posterior", lines)
 
 

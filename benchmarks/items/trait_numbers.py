@@ -34,7 +34,7 @@ from numpyro_ext.psychometrics import (
     smallest_sufficient_dimension,
 )
 
-from ..harness import Study, cpu_seconds, table_head
+from ..harness import Study, blocks, cpu_seconds, table_head
 
 DIMENSIONS = {500: (1, 2, 3, 4, 5, 6, 8, 10, 20), 5000: (1, 2, 5, 8, 10, 20)}
 REPEATS = {500: 5, 5000: 1}
@@ -291,7 +291,14 @@ def main() -> None:
         kl, what = float(found["graded"]["kl"].mean()), "8.5: PIT KL near zero at the model that drew the answers"
         signs.append(_row(500, f"{what} (graded, D = 1)", f"{kl:.4f}", kl < 0.002))
     what = "LL is the geometric mean of the probabilities of answers; 80 % of them are there to learn from."
-    study.write("trait-numbers", ["# Numbers of traits of the IPIP-50", "", what, "", *signs, *lines])
+    study.write(
+        "trait-numbers",
+        blocks(
+            "# Numbers of traits of the IPIP-50",
+            what,
+            [*signs, *lines],
+        ),
+    )
 
 
 if __name__ == "__main__":

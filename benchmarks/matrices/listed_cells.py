@@ -23,7 +23,7 @@ from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure.bilinear.background import Background
 from numpyro_ext.structure.bilinear.form import Bilinear, Common, GaussianSide, order_cells
 
-from ..harness import shortest, table, verdict, write_report
+from ..harness import blocks, shortest, table, verdict, write_report
 
 _RANK, _CHUNK, _NUM_CHUNKS = 20, 3334, 3
 _SIZES = ((2000, 1000, 30_000), (2000, 1000, 120_000), (2000, 8000, 30_000))
@@ -90,21 +90,17 @@ def main() -> None:
     (cell, exchange) = cells[0]
     vectors = sum(_SIZES[2][:2]) / sum(_SIZES[0][:2])
     exponent = np.log(took[1] / took[0]) / np.log(_SIZES[1][2] / _SIZES[0][2])
-    lines = [
+    lines = blocks(
         "# Listed and drawn cells on one core",
-        "",
         f'CPU milliseconds of a sweep of `zeros="by_row"`, rank {_RANK} with biases and an intercept, `float64`.',
-        "",
-        *lines,
-        "",
+        lines,
         f"Exponent in the ones: {exponent:.2f} (target: 1.05, {verdict(exponent <= 1.05)}). Eight times the columns "
         f"with as many ones take {took[2] / took[0]:.2f} times as long; there are {vectors:.1f} times as many vectors "
         "to update.",
-        "",
         f"A cell in a minibatch of {_NUM_CHUNKS * _CHUNK} drawn ones and zeros: {1e6 * cell:.2f} µs (target: 1.5, "
         f"{verdict(cell <= 1.5e-6)}), {cell / exchange:.1f} times a gather and a scatter of its two vectors (target: "
         f"4, {verdict(cell <= 4.0 * exchange)}).",
-    ]
+    )
     write_report("listed-cells", lines)
 
 

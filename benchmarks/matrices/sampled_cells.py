@@ -18,7 +18,7 @@ from numpyro_ext.infer import BilinearVG, ranking_quality
 from numpyro_ext.models import binary_factorization
 
 from ..binary_matrices_table import transactions
-from ..harness import cpu_seconds, table, verdict, write_report
+from ..harness import blocks, cpu_seconds, table, verdict, write_report
 
 _RANK, _NUM_COLUMNS = 20, 1000
 _JOBS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -71,19 +71,16 @@ def main() -> None:
     lines = table(heads, rows(data, took))
     (few, short), (many, long) = took
     micro = 1e6 * (long - short) / (many - few)
-    lines = [
+    lines = blocks(
         "# Binary matrices by drawn cells",
-        "",
         f"BMS-WebView-2, {int(data[0].max()) + 1} × {_NUM_COLUMNS}, {data[0].size} ones, rank {_RANK} with biases and "
         "an intercept, `float64`. CPU seconds of a run whose programs are compiled: reading, steps, estimates of the "
         "bound, and for drawn cells the bound with a tangent for each zero at the end; that of `by_row` has a tangent "
         "for each row. Its change is that of the last sweep, or of the last half of the minibatches, relative to "
         "itself.",
-        "",
-        *lines,
-        "",
+        lines,
         f"A drawn cell of `balanced`: {micro:.1f} µs. Target: at most 1.5 µs, {verdict(micro <= 1.5)}.",
-    ]
+    )
     write_report("sampled-cells", lines)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information, predictive_entropy
 
-from ..harness import Study, summary, table
+from ..harness import Study, blocks, summary, table
 from .people import DATA, NUM_USERS, Moments, People, alone, products, shared_moments
 
 _NUM_QUERIES = 10
@@ -112,17 +112,15 @@ def main() -> None:
     experiments = {name: partial(ask, data=data, system=system) for name, (data, system) in CASES.items()}
     study = Study(__doc__, experiments, draws=25)
     found = study.run()
-    lines = [
+    lines = blocks(
         "# Preference elicitation",
-        "",
         f"Share of wrong answers of {NUM_USERS} people after {_NUM_QUERIES} questions to each: mean over draws ± its "
         "standard error; differences are paired. The last column is table 6.3 of Houlsby (2014), in the same order.",
-        "",
-        *table(
+        table(
             "data | system | draws | before | information | entropy | random | less random | less entropy | thesis",
             _rows(found),
         ),
-    ]
+    )
     study.write("elicitation", lines)
 
 

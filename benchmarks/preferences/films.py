@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_ext.datasets import load_best_worst_pairs
 from numpyro_ext.infer.collaborative.fit import CollaborativeFit
 
-from ..harness import cpu_seconds, table, verdict
+from ..harness import blocks, cpu_seconds, table, verdict
 from .pairs import em, held_out, kernel_of, mean_and_error
 
 STEPS = 10
@@ -81,22 +81,18 @@ def page_of_films(draws: list[dict[str, Any]]) -> list[str]:
         return name, mean_and_error(of["loss"]), mean_and_error(of["stranger"]), each, *means
 
     ours, theirs = (np.array([draw[f"{name}, {2 * STEPS} iterations"]["loss"] for draw in draws]) for name in SYSTEMS)
-    return [
+    return blocks(
         "# Best against worst films: MovieLens 100K",
-        "",
         "Losses are in nats, where a constant has 0.693.",
-        "",
-        *table(
+        table(
             "seed | users | pairs for training | taken in each iteration | test pairs",
             ((number, *size.values()) for number, size in enumerate(sizes)),
         ),
-        "",
-        *table("system | loss | of the same people as strangers | by seed | log evidence | CPU-s", map(row, draws[0])),
-        "",
-        f"After {2 * STEPS} iterations GPVU-EP is below NPCA-EP on {np.sum(ours < theirs)} of {len(draws)} seeds.",
+        table("system | loss | of the same people as strangers | by seed | log evidence | CPU-s", map(row, draws[0])),
+        f"After {2 * STEPS} iterations GPVU-EP is below NPCA-EP on {np.sum(ours < theirs)} of {len(draws)} seeds. "
         f"The loss of GPVU-EP is {ours.mean() / _THESIS - 1.0:+.1%} from the {_THESIS} of Ko (2017), where it may be "
         "10 %.",
-    ]
+    )
 
 
 def lover_pairs(loved: np.ndarray, num_train: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
@@ -157,17 +153,13 @@ def page_of_lovers(draws: list[dict[str, Any]]) -> list[str]:
             f"from {favoured[0]:.2f} to {favoured[-1]:.2f}; unrelated pairs stay within 0.05 of 1/2 in the mean "
             f"{verdict(away <= 0.05)}, {away:.3f} at most."
         )
-    return [
+    return blocks(
         "# Lovers of a genre among the films of MovieLens 100K",
-        "",
-        *table("genre | pairs shown | P(favoured film wins) | P(first of an unrelated pair wins) | moved by", rows),
-        "",
+        table("genre | pairs shown | P(favoured film wins) | P(first of an unrelated pair wins) | moved by", rows),
         f"Means over {_NUM_LOVERS} simulated people ± standard errors, {_NUM_HELD_OUT} pairs of each kind for each; "
         "folded in to GPVU-EP with D = 30 after 20 iterations on all users. They prefer each film of the genre to each "
         "without it; held-out pairs have no film that was shown, unrelated pairs are two films without the genre in "
         "random order. The last column is the mean absolute difference from what is said of a stranger.",
-        "",
         "What was asked:",
-        "",
-        *said,
-    ]
+        said,
+    )

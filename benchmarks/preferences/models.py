@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 from numpyro_ext.infer import EP, BilinearEP
 from numpyro_ext.models import joint_preference_gp, preference_factorization
 
-from ..harness import Study, cpu_seconds, table, verdict
+from ..harness import Study, blocks, cpu_seconds, table, verdict
 from .pairs import mean_and_error
 from .people import DATA, NUM_USERS, People, all_pairs, alone, shared_moments
 
@@ -211,20 +211,17 @@ def _surfaces(found: list[dict[str, Any]]) -> list[str]:
     are_met = [set(place) <= {0.0, 0.5} for place in maxima]
     converged = np.mean([fits["converged"] for fits in found])
     rows = zip(_LENGTHS, tables[0] - np.nanmax(tables[0]), strict=True)
-    return [
+    return blocks(
         "Log evidence of CPU with D = 5 on the first draw of the synthetic people, less its maximum (fig. 6.2):",
-        "",
-        *table(
+        table(
             "log length of users | " + " | ".join(f"of items {x:g}" for x in _LENGTHS),
             ((f"{length:g}", *(f"{value:.1f}" for value in row)) for length, row in rows),
         ),
-        "",
         f"Maximum at log lengths in {{0, 0.5}}, which are 0 in truth: {verdict(all(are_met))}, true of {sum(are_met)} "
         f"of {len(are_met)} draws; maxima (users, items) at "
         + ", ".join(f"({users:g}, {items:g})" for users, items in maxima)
         + f". Of the fits {converged:.0%} were at 1e-3 after 200 iterations.",
-        "",
-    ]
+    )
 
 
 def main() -> None:
@@ -233,29 +230,24 @@ def main() -> None:
     study = Study(__doc__, experiments | {"surface": surface}, draws=dict.fromkeys(DATA, 25) | {"surface": 1})
     found = study.run()
     asked = ", ".join(f"{number} ({name})" for name, number in _NUM_ASKED.items())
-    lines = [
+    lines = blocks(
         "# Models of many people's preferences",
-        "",
         f"Share of wrong answers of {NUM_USERS} people, each trained on so many pairs: {asked}; all others are tests. "
         "Means over draws ± standard errors; table 6.1 of Houlsby (2014).",
-        "",
-        *table(
+        table(
             "data | system | draws | error | less that of SU, paired | thesis | within 0.03 | converged | CPU-s",
             _rows(found),
         ),
-        "",
         "SU are processes of each person alone, BI utilities whose mean and covariance all share (EM), BO one process "
         "on people and items, CP products of D = 20 weights and processes on the items (BilinearEP, at most 200 "
         "iterations to 1e-3), CPU the same with processes on the people. All kernels have unit variance and the median "
         "length (one for the synthetic people, of whom it is known), and nothing was chosen by data, but for the scale "
         f"of the last BO, its standard deviation, which has the largest evidence: {_scales(found)}. CPU-s are medians "
         f"of the draws, of which the first of each run compiles. D = 5 in the first {_NUM_WITH_ALL} draws only.",
-        "",
-        *_surfaces(found["surface"]),
+        _surfaces(found["surface"]),
         "What was asked (differences in brackets):",
-        "",
-        *_targets(found),
-    ]
+        _targets(found),
+    )
     study.write("preference-models", lines)
 
 

@@ -18,7 +18,7 @@ from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 
 from numpyro_ext.infer import BilinearVG, marginalize
 
-from ..harness import cpu_seconds, make_nuts, tables, verdict
+from ..harness import blocks, cpu_seconds, make_nuts, tables, verdict
 from .pairs import BITS, mean_and_error, ordered, sushi_pairs
 from .sushi import at_a_point, start_of, systems_table
 
@@ -121,41 +121,40 @@ def sushi_a_sampled(seed: int) -> dict[str, Any]:
 
 
 def page(draws: list[dict[str, Any]]) -> list[str]:
-    """What is written of the draws."""
-    lines = ["# Held-out comparisons: loadings, means and scales sampled", ""]
-    lines += ["Losses are mean negative log probabilities in bits; a constant has 1.", ""]
-    lines += [f"Sushi A, 200 people, 3 + 1 pairs, {len(draws)} draws, those of the table of Sushi A; D = {_RANK}.", ""]
-    lines += [*systems_table(draws, "GPitem"), ""]
+    """Losses of all systems, and what was asked of those that integrate."""
 
     def less(name: str, other: str, key: str = "loss") -> np.ndarray:
         return np.array([draw[name][key] - draw[other][key] for draw in draws])
 
-    lines += ["What was asked:", ""]
-    for name in (_BY_BOUND, _SAMPLED):
+    def said(name: str) -> str:
         from_item = less(name, "GPitem")
         both = mean_and_error(0.5 * (from_item + less(name, "GPitem", "validation")))
-        said = f"{tables.mean_and_error(from_item, digits=4)}; with the validation pairs {both}"
+        more = f"{tables.mean_and_error(from_item, digits=4)}; with the validation pairs {both}"
         if name == _SAMPLED and len(draws) > _NUM_LOOKED_AT + 1:
-            said += f"; without the first {_NUM_LOOKED_AT} draws {mean_and_error(from_item[_NUM_LOOKED_AT:])}"
+            more += f"; without the first {_NUM_LOOKED_AT} draws {mean_and_error(from_item[_NUM_LOOKED_AT:])}"
         below = ", ".join(
             f"{verdict(less(name, other).mean() <= -0.03)} against {other.partition(',')[0]} "
             f"({mean_and_error(less(name, other))})"
             for other in ("VU, D = 2", "GPVU, D = 2")
         )
-        lines.append(
-            f"- {name}: not above GPitem in the paired mean {verdict(from_item.mean() <= 0.0)} ({said}); at least 0.03 "
+        return (
+            f"- {name}: not above GPitem in the paired mean {verdict(from_item.mean() <= 0.0)} ({more}); at least 0.03 "
             f"below point estimates of the same D {below}."
         )
+
     means = {key: np.mean([draw[_SAMPLED][key] for draw in draws]) for key in _SCALES}
-    on_validation = mean_and_error(less(_SAMPLED, "GPitem", "validation"))
     of_item = np.median([draw["GPitem"]["sigma"] for draw in draws])
     effective = [draw[_SAMPLED]["effective"] for draw in draws]
     seconds = ", ".join(f"{name} {np.median([draw[name]['seconds'] for draw in draws]):.0f}" for name in draws[0])
-    lines += [
-        "",
+    return blocks(
+        "# Held-out comparisons: loadings, means and scales sampled",
+        "Losses are mean negative log probabilities in bits; a constant has 1.",
+        f"Sushi A, 200 people, 3 + 1 pairs, {len(draws)} draws, those of the table of Sushi A; D = {_RANK}.",
+        systems_table(draws, "GPitem"),
+        "What was asked:",
+        map(said, (_BY_BOUND, _SAMPLED)),
         "On the validation pairs, which chose nothing here, the loss of the sampled model less that of GPitem is "
-        f"{on_validation}.",
-        "",
+        f"{mean_and_error(less(_SAMPLED, 'GPitem', 'validation'))}.",
         "By BilinearVG V has the prior N(0, 0.5²) and b N(0, 1). Sampled are V, b, their scales and σ, by NUTS on the "
         f"evidence of EP (`marginalize`), one chain of {_NUM_WARMUP} + {_NUM_SAMPLES} draws, or up to {_MOST_ROUNDS} "
         "times as many until it is converged: the scale of V under a half-normal prior of scale 1, those of b and of "
@@ -166,5 +165,4 @@ def page(draws: list[dict[str, Any]]) -> list[str]:
         "without a divergence whose scales have a split R̂ below 1.05. Predictions are those of "
         f"{_NUM_SAMPLES // 2 * _NUM_FIELDS} draws of the utilities. No test pair chose anything; other ways to "
         f"integrate were tried on the first {_NUM_LOOKED_AT} draws. CPU-s, medians of the draws: {seconds}.",
-    ]
-    return lines
+    )

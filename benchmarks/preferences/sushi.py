@@ -14,7 +14,7 @@ from numpyro_ext.datasets import load_sushi
 from numpyro_ext.infer import EP, BilinearEP
 from numpyro_ext.models import collaborative_preferences, preference_factorization
 
-from ..harness import cpu_seconds, table
+from ..harness import blocks, cpu_seconds, table
 from .pairs import (
     along_em,
     drawn_pairs,
@@ -154,7 +154,10 @@ def systems_table(draws: list[dict[str, Any]], against: str) -> list[str]:
 
 
 def few_persons(draws: list[dict[str, Any]]) -> list[str]:
-    lines = ["# Held-out comparisons", "", "Losses are mean negative log probabilities in bits; a constant has 1."]
+    lines = blocks(
+        "# Held-out comparisons",
+        "Losses are mean negative log probabilities in bits; a constant has 1.",
+    )
     return [*lines, "", f"## Sushi A, 200 people, 3 + 1 pairs, {len(draws)} draws", "", *systems_table(draws, "GPitem")]
 
 
@@ -182,25 +185,25 @@ def _of_two(draws: list[dict[str, Any]], **others: str) -> list[str]:
 def learned_kernel(draws: list[dict[str, Any]]) -> list[str]:
     vu, gpvu = draws[0]
     evidence, losses = (np.array([[draw[s][key] for s in (gpvu, vu)] for draw in draws]).T for key in _COMPARED)
-    return [
+    return blocks(
         "# Held-out comparisons: a kernel that is learned",
-        "",
         f"Sushi A, 1000 people, 10 + 2 pairs, {len(draws)} draws; ψ and α by the evidence. {_OF_TWO}",
-        "",
-        *_of_two(draws, psi="ψ", alpha="α", sigma="σ"),
-        share_met(f"Evidence of {gpvu} at least that of {vu}", evidence[0] >= evidence[1]),
-        share_met(f"Its loss at most that of {vu} + 0.005", losses[0] <= losses[1] + 0.005),
-    ]
+        [
+            *_of_two(draws, psi="ψ", alpha="α", sigma="σ"),
+            share_met(f"Evidence of {gpvu} at least that of {vu}", evidence[0] >= evidence[1]),
+            share_met(f"Its loss at most that of {vu} + 0.005", losses[0] <= losses[1] + 0.005),
+        ],
+    )
 
 
 def many_persons(draws: list[dict[str, Any]]) -> list[str]:
     losses = {name: np.array([draw[name]["loss"] for draw in draws]) for name in draws[0]}
     vu, *others = losses
-    return [
+    return blocks(
         "# Held-out comparisons: Sushi B",
-        "",
         f"5000 people, 100 items, 10 + 1 pairs, {len(draws)} draws; of ψ 1, 3 and 10 are tried, α = 0.1. {_OF_TWO}",
-        "",
-        *_of_two(draws, psi="ψ", seconds="CPU-s"),
-        *(share_met(f"Loss of {name} at most that of {vu}", losses[name] <= losses[vu]) for name in others),
-    ]
+        [
+            *_of_two(draws, psi="ψ", seconds="CPU-s"),
+            *(share_met(f"Loss of {name} at most that of {vu}", losses[name] <= losses[vu]) for name in others),
+        ],
+    )

@@ -17,7 +17,7 @@ from numpyro_ext.datasets import data_path, load_sushi
 from numpyro_ext.infer import EP
 from numpyro_ext.linalg import pair_covariance
 
-from ..harness import table
+from ..harness import blocks, table
 from .pairs import BITS, along_em, kernel_of, mean_and_error, sushi_pairs, sushi_users
 from .people import features_of_people
 from .sushi import start_of
@@ -115,15 +115,11 @@ def page(draws: list[dict[str, Any]]) -> list[str]:
         ("GPVU-EP", "GPVU-JK"),
         ("GPitem-EP", "GPitem-LP"),
     ]
-    return [
+    return blocks(
         "# Held-out comparisons: the table of the thesis",
-        "",
         f"Sushi A, {_NUM_USERS} people, 3 + 1 pairs, {len(draws)} draws. Losses are mean negative log probabilities in "
         "bits; a constant has 1. Errors are standard errors over draws; D and iterations are medians.",
-        "",
-        *table("system | thesis | with b | D | iterations | without b | D | iterations", map(row, _THESIS)),
-        "",
+        table("system | thesis | with b | D | iterations | without b | D | iterations", map(row, _THESIS)),
         "Paired differences; in the thesis all are negative:",
-        "",
-        *table(" | with b | without b", (paired(*pair) for pair in orders)),
-    ]
+        table(" | with b | without b", (paired(*pair) for pair in orders)),
+    )

@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_ext.datasets import load_best_worst_pairs
 from numpyro_ext.infer.collaborative.fit import CollaborativeFit
 
-from ..harness import cpu_seconds, table, verdict
+from ..harness import blocks, cpu_seconds, table, verdict
 from .films import MOST_PAIRS, STEPS, SYSTEMS, learned, settled
 from .pairs import kernel_of, mean_and_error
 
@@ -106,36 +106,30 @@ def page(draws: list[dict[str, Any]]) -> list[str]:
     ours, theirs = (losses[name]["by_one"][:, 0] for name in SYSTEMS)
     alone, tastes_too = (np.all(losses["GPVU-EP"][key][:, 0] < np.log(2.0)) for key in (_BOTH, _ONE))
     ratio = float(ours.mean() / 0.483 - 1.0)
-    return [
+    return blocks(
         "# Films that were not compared: MovieLens 100K",
-        "",
         "Losses are in nats, where a constant has 0.693.",
-        "",
-        *table(
+        table(
             "seed | users | pairs for training | pairs of films that the person does not compare | "
             "pairs with a new film | of these of two",
             ((number, *draw["counts"].values()) for number, draw in enumerate(draws)),
         ),
-        "",
-        *table(
+        table(
             "system | films | loss | of the same people as strangers | by seed | CPU-s of the fit",
             [
                 *(row(name, "by_one", "compared by others") for name in SYSTEMS),
                 *(row("GPVU-EP", key, f"new to all, {key}") for key in (_BOTH, _ONE)),
             ],
         ),
-        "",
         "Films that the person does not compare: GPVU-EP is below NPCA-EP on "
         f"{np.sum(ours < theirs)} of {len(draws)} seeds (by {mean_and_error(theirs - ours)}); its loss is {ratio:+.1%} "
         f"from the 0.483 of Ko (2017): within 10 % {verdict(abs(ratio) <= 0.1)}.",
-        "",
         f"New films: GPVU-EP below a constant {verdict(alone)} by likeness alone, {verdict(tastes_too)} where tastes "
         "and means follow likeness too.",
-        "",
         "A tenth of the films, drawn at random, is in no pair for training, nor are two best and two worst films of "
         f"each person ({_MOST_TESTS} test pairs of each kind at most). Kernel of the genres with ψ = 1 and α = 0.1, "
         f"D = 30, {2 * STEPS} iterations of EM with at most {MOST_PAIRS} random pairs of a user, as in the table of "
         "best against worst films. A new film has no loadings and the mean of all others "
         "(`CollaborativeFit.add_items`), or those that the kernel interpolates. NPCA-EP has a covariance of the films "
         "that it saw and none of others.",
-    ]
+    )

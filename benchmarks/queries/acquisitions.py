@@ -33,7 +33,7 @@ from numpyro_ext.design import (
 )
 from numpyro_ext.infer import EP
 
-from ..harness import Study, mean_and_error, standardised, summary, table
+from ..harness import Study, blocks, mean_and_error, standardised, summary, table
 
 ACQUISITIONS: dict[str, Callable[..., Any]] = {
     "information": expected_information_gain,
@@ -224,20 +224,17 @@ def _page(found: Mapping[str, list[Any]], names: Sequence[str]) -> list[str]:
     notes = [f"- {text}{'; not ' if others else ''}{', '.join(others)}." for text, others in checks.items() if real]
     notes += [f"- Fewer repeats than are meant: {', '.join(fewer)}."] if fewer else []
     heads = f"data | labels | repeats | {' | '.join(NAMES)} | information - random | information - entropy | CPU-s"
-    return [
+    return blocks(
         "# Labels asked for one by one",
-        "",
-        "`compare_acquisitions(EP(...))`: mean over the labels of the geometric mean of test probabilities, in per",
-        f"cent, from {_NUM_INITIAL} labels to the number given; standard errors over repeats, differences paired.",
-        "Under real data stands table 3.3 of Houlsby (2014), whose hyperparameters, first labels and partings are",
-        "others. Hyperparameters are given: of generated pools round numbers, of real ones their mode given 200 of the",
-        "labels.",
+        "`compare_acquisitions(EP(...))`: mean over the labels of the geometric mean of test probabilities, in per "
+        f"cent, from {_NUM_INITIAL} labels to the number given; standard errors over repeats, differences paired. "
+        "Under real data stands table 3.3 of Houlsby (2014), whose hyperparameters, first labels and partings are "
+        "others. Hyperparameters are given: of generated pools round numbers, of real ones their mode given 200 of the "
+        "labels. "
         f"{_KNOWS_LABELS.capitalize()}: the informative vector machine, which sees the labels of the candidates.",
-        "",
-        *table(heads, _rows(found, names)),
-        "",
-        *notes,
-    ]
+        table(heads, _rows(found, names)),
+        notes,
+    )
 
 
 def main() -> None:

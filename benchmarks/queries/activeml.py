@@ -23,7 +23,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from numpyro_ext.design import compare_acquisitions, expected_information_gain, expected_risk
 from numpyro_ext.infer import EP
 
-from ..harness import mean_and_error, table, write_report
+from ..harness import blocks, mean_and_error, table, write_report
 from .acquisitions import SETTINGS, classifier, hyper_values
 
 _DATA, _NUM_LABELS, _NUM_MEMBERS, _NUM_RISKS = "noisy block", 40, 10, 3
@@ -132,18 +132,16 @@ def main() -> None:
         shown = "" if np.isnan(area).all() else f"{area.mean():.1f}"
         return name, f"{np.median(seconds[name]):.4f}", f"{ratio:.3f}", shown, less
 
-    lines = [
+    lines = blocks(
         "# Beside scikit-activeml",
-        "",
-        f"Noisy Block, pool of {int(is_pool.sum())}, {repeats} repeats: seconds for a query (of ours with the fit",
-        f"of its label), and the mean over {_NUM_LABELS} labels of the geometric mean of test probabilities, in per",
-        "cent, by one Gaussian process for all. The strategies are those of scikit-activeml: a committee of",
-        f"{_NUM_MEMBERS} of scikit-learn's Gaussian processes with the same kernel by bootstrap, and with Parzen",
-        "windows, since they take no such process, the uncertainty and the reduction of the expected error. This, like",
+        f"Noisy Block, pool of {int(is_pool.sum())}, {repeats} repeats: seconds for a query (of ours with the fit "
+        f"of its label), and the mean over {_NUM_LABELS} labels of the geometric mean of test probabilities, in per "
+        "cent, by one Gaussian process for all. The strategies are those of scikit-activeml: a committee of "
+        f"{_NUM_MEMBERS} of scikit-learn's Gaussian processes with the same kernel by bootstrap, and with Parzen "
+        "windows, since they take no such process, the uncertainty and the reduction of the expected error. This, like "
         f"our risk, is asked {_NUM_RISKS} times.",
-        "",
-        *table("strategy | seconds | ours over it | area | information less", map(row, seconds)),
-    ]
+        table("strategy | seconds | ours over it | area | information less", map(row, seconds)),
+    )
     write_report("activeml", lines)
 
 

@@ -28,7 +28,7 @@ from numpyro import handlers
 from numpyro_ext.design import Phase, compare_acquisitions, expected_information_gain, predictive_entropy, random_scores
 from numpyro_ext.infer import EP
 
-from ..harness import mean_and_error, table, write_report
+from ..harness import blocks, mean_and_error, table, write_report
 from .phases import ABOUT_HYPER, SETTINGS, SIZE, regression
 
 _NUM_ITEMS, _NUM_POOL, _NUM_TEST = 40, 200, 200
@@ -188,14 +188,11 @@ def _section(task: _Task, repeats: int) -> list[str]:
         less = "" if name == "ours" else mean_and_error(np.array(areas["ours"]) - np.array(areas[name]), "+")
         return name, f"{np.median(seconds[name]):.4f}", f"{ratio:.3f}", f"{np.mean(areas[name]):.1f}", less
 
-    return [
-        "",
+    return blocks(
         f"## {task.name[0].upper()}{task.name[1:]}",
-        "",
         f"{task.about[0].upper()}{task.about[1:]}. {repeats} repeats of {task.phases[0].num_labels} labels.",
-        "",
-        *table("acquisition | seconds | ours over it | area | ours less", map(row, seconds)),
-    ]
+        table("acquisition | seconds | ours over it | area | ours less", map(row, seconds)),
+    )
 
 
 def main() -> None:
@@ -215,16 +212,14 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     warnings.simplefilter("ignore")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("botorch", "torch"))
-    lines = [
+    lines = blocks(
         "# Beside BoTorch",
-        "",
-        f"{versions}. Seconds for a query: of BoTorch, on one thread, those of its model and acquisition, of ours with",
+        f"{versions}. Seconds for a query: of BoTorch, on one thread, those of its model and acquisition, of ours with "
         "the fit of the label, its judgement and all of a second phase. Every choice is judged by one model, ours.",
-    ]
-    for task in _TASKS:
-        if arguments.only in (None, task.name):
-            lines += _section(task, arguments.repeats or task.num_ours)
-    write_report("botorch", lines)
+    )
+    chosen = [task for task in _TASKS if arguments.only in (None, task.name)]
+    sections = [_section(task, arguments.repeats or task.num_ours) for task in chosen]
+    write_report("botorch", blocks(lines, *sections))
 
 
 if __name__ == "__main__":

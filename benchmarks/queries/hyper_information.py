@@ -23,7 +23,7 @@ from numpyro import handlers
 from numpyro_ext.design import expected_information_gain
 from numpyro_ext.infer import EP, INLA, predictive_moments
 
-from ..harness import mean_and_error, table, write_report
+from ..harness import blocks, mean_and_error, table, write_report
 
 NUM_PROBLEMS, NUM_LATTICES, MOST, CANDIDATES = 40, 8, 13, np.linspace(-5.0, 5.0, 31)
 PRIOR_MEAN, PRIOR_SD = np.array([0.0, 0.0, -1.0]), 1.0
@@ -130,18 +130,16 @@ def main() -> None:
         whole = (mean_and_error(lost), f"{np.median(lost):.1f}", f"{lost.max():.1f}")
         return name, *(whole if len(lost) == NUM_PROBLEMS else ("", "", "")), f"{lost[:NUM_LATTICES].mean():.1f}"
 
-    lines = [
+    lines = blocks(
         "# Which observation tells most of hyperparameters",
-        "",
-        f"{NUM_PROBLEMS} random Gaussian processes of one input with unknown length, scale and noise, 7 to 13",
-        "observations, 31 candidates: the information about the three that is lost by taking what a rule holds for the",
+        f"{NUM_PROBLEMS} random Gaussian processes of one input with unknown length, scale and noise, 7 to 13 "
+        "observations, 31 candidates: the information about the three that is lost by taking what a rule holds for the "
         "best candidate, in per cent of the largest, which is by sums over a fine grid of them; mean ± standard error.",
-        "",
-        *table(
+        table(
             f"rule | loss | median | largest | of the first {NUM_LATTICES} problems",
             (row(*each) for each in losses().items()),
         ),
-    ]
+    )
     write_report("hyper_information", lines)
 
 

@@ -27,7 +27,7 @@ from numpyro_ext.infer import EP, LaplaceApproximation
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information
 
-from ..harness import Study, mean_and_error, table
+from ..harness import Study, blocks, mean_and_error, table
 from .acquisitions import SETTINGS, classifier, hyper_values
 
 _DATA = "cancer (Wisconsin)"
@@ -98,24 +98,21 @@ def main() -> None:
     """Compare, and write the table."""
     study = Study(__doc__, {"trial": trial}, draws=20)
     trials = study.run()["trial"]
-    lines = [
+    lines = blocks(
         "# Information lost by approximations",
-        "",
-        f"Wisconsin cancers, {_NUM_LABELS} labels at random, {_NUM_POOL - _NUM_LABELS} candidates, {len(trials)}",
-        "trials: how much less the candidate tells that is best by an approximation than the best one, in per cent of",
-        f"this, both by {_NUM_DRAWS} draws of NUTS (mean ± standard error). Half of the draws against the other half:",
+        f"Wisconsin cancers, {_NUM_LABELS} labels at random, {_NUM_POOL - _NUM_LABELS} candidates, {len(trials)} "
+        "trials: how much less the candidate tells that is best by an approximation than the best one, in per cent of "
+        f"this, both by {_NUM_DRAWS} draws of NUTS (mean ± standard error). Half of the draws against the other half: "
         "what the judge himself is not sure of. The last column is table 3.2 of Houlsby (2014).",
-        "",
-        *table(
+        table(
             "choice by | information lost | thesis",
             (
                 (name, mean_and_error((each[name] for each in trials), digits=2), _THESIS.get(name))
                 for name in ("NUTS, half of the draws", *_THESIS)
             ),
         ),
-        "",
         f"All of it took {sum(each['cpu'] for each in trials):.0f} CPU-seconds.",
-    ]
+    )
     study.write("information_loss", lines)
 
 

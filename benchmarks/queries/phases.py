@@ -26,7 +26,7 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.design import Phase, compare_acquisitions, expected_information_gain, predictive_entropy, random_scores
 from numpyro_ext.infer import EP
 
-from ..harness import Study, mean_and_error, standardised, table
+from ..harness import Study, blocks, mean_and_error, standardised, table
 
 ABOUT_HYPER = partial(expected_information_gain, focus=["log_length", "log_scale", "log_noise"], hyper="mgp")
 FIRST = {"information about hyperparameters": ABOUT_HYPER, "random": random_scores, "entropy": predictive_entropy}
@@ -179,32 +179,31 @@ def _page(found: Mapping[str, list[Any]]) -> list[str]:
     if any(len(repeats) < NUM_REPEATS for repeats in found.values()):
         notes.append(f"- Fewer repeats than the {NUM_REPEATS} that are meant: the test finds large differences only.")
     names = f"{' | '.join(FIRST)} | information - random | information - entropy"
-    return [
+    return blocks(
         "# Labels for the hyperparameters first, for the field then",
-        "",
-        f"`compare_acquisitions(..., phases=[Phase({NUM_LABELS}, learns=True), Phase({NUM_LABELS})])` on {SIZE}",
-        f"observations, a third of them for the test, {NUM_INITIAL} labelled at first in each phase: mean log",
-        "predictive density of a test observation (outputs standardised) after the second phase, by the score of the",
-        "first. Its labels are asked for by entropy, with the hyperparameters that the first phase has left. Standard",
-        "errors over repeats, differences paired. The thesis has fifty labels in each phase and larger pools (its",
+        f"`compare_acquisitions(..., phases=[Phase({NUM_LABELS}, learns=True), Phase({NUM_LABELS})])` on {SIZE} "
+        f"observations, a third of them for the test, {NUM_INITIAL} labelled at first in each phase: mean log "
+        "predictive density of a test observation (outputs standardised) after the second phase, by the score of the "
+        "first. Its labels are asked for by entropy, with the hyperparameters that the first phase has left. Standard "
+        "errors over repeats, differences paired. The thesis has fifty labels in each phase and larger pools (its "
         "table 3.7, divided by the number of tests).",
-        "",
-        *table(
+        table(
             f"data | repeats | {names} | thesis | CPU-s",
             (
-                (name, len(repeats), *_cells(repeats, "log_density", 2),
-                 " / ".join(f"{value:.2f}" for value in SETTINGS[name].thesis),
-                 f"{sum(repeat['cpu'] for repeat in repeats):.0f}")
+                (
+                    name,
+                    len(repeats),
+                    *_cells(repeats, "log_density", 2),
+                    " / ".join(f"{value:.2f}" for value in SETTINGS[name].thesis),
+                    f"{sum(repeat['cpu'] for repeat in repeats):.0f}",
+                )
                 for name, repeats in found.items()
             ),
         ),
-        "",
         "Root mean squared errors in the same tests:",
-        "",
-        *table(f"data | {names}", ((name, *_cells(repeats, "error", 3)) for name, repeats in found.items())),
-        "",
-        *notes,
-    ]  # fmt: skip
+        table(f"data | {names}", ((name, *_cells(repeats, "error", 3)) for name, repeats in found.items())),
+        notes,
+    )
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ from numpyro_ext.quantum import (
     standard_separable_bases,
 )
 
-from ..harness import cpu_seconds, table, write_report
+from ..harness import blocks, cpu_seconds, table, write_report
 
 NUM_PARTICLES = 500
 SHARE = 100
@@ -268,13 +268,11 @@ def two_qubits(num_runs: int) -> list[str]:
                 )
                 yield kind, name, *means_and_errors(found, len(FAMILY_MARKS)), f"{seconds / num_runs:.1f}"
 
-    return [
-        "",
-        f"{num_runs} runs each, 300 particles, blocks of 1/50 of the shots; the expected infidelity of the posterior",
+    return blocks(
+        f"{num_runs} runs each, 300 particles, blocks of 1/50 of the shots; the expected infidelity of the posterior "
         "to the truth, with standard errors over runs.",
-        "",
-        *table(f"truth | design | {' | '.join(f'N = {mark}' for mark in FAMILY_MARKS)} | CPU-s a run", rows()),
-    ]
+        table(f"truth | design | {' | '.join(f'N = {mark}' for mark in FAMILY_MARKS)} | CPU-s a run", rows()),
+    )
 
 
 def one_qubit(num_runs: int, num_shots: int) -> list[str]:
@@ -304,17 +302,14 @@ def one_qubit(num_runs: int, num_shots: int) -> list[str]:
     notes.append(
         f"load of the machine over the last quarter of an hour: {os.getloadavg()[2]:.1f} on {os.cpu_count()} cores"
     )
-    return [
-        "",
-        f"Pure states drawn at random, {num_runs} runs, {NUM_PARTICLES} particles, blocks of 1/{SHARE} of the",
-        "shots; E[1 - F] of the posterior to the truth, with standard errors over runs, and the exponent of a line",
-        "through the mean curve. All runs of a design are one compiled program, in as many threads as there are cores:",
+    return blocks(
+        f"Pure states drawn at random, {num_runs} runs, {NUM_PARTICLES} particles, blocks of 1/{SHARE} of the "
+        "shots; E[1 - F] of the posterior to the truth, with standard errors over runs, and the exponent of a line "
+        "through the mean curve. All runs of a design are one compiled program, in as many threads as there are cores: "
         "CPU-seconds of each run, and seconds of wall time of all of them.",
-        "",
-        *lines,
-        "",
-        *(f"- {note}" for note in notes),
-    ]
+        lines,
+        (f"- {note}" for note in notes),
+    )
 
 
 def main() -> None:
@@ -325,10 +320,10 @@ def main() -> None:
     options = parser.parse_args()
     numpyro.enable_x64()
     if options.qubits == 2:
-        lines = ["# Tomography of two qubits", *two_qubits(options.runs)]
+        lines = blocks("# Tomography of two qubits", two_qubits(options.runs))
         write_report("tomography-two-qubits", lines, "queries.tomography --qubits 2")
     else:
-        write_report("tomography", ["# Tomography of one qubit", *one_qubit(options.runs, options.shots)])
+        write_report("tomography", blocks("# Tomography of one qubit", one_qubit(options.runs, options.shots)))
 
 
 if __name__ == "__main__":

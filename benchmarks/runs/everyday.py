@@ -21,7 +21,7 @@ from jax import random
 
 from numpyro_ext.infer import EP
 
-from ..harness import Study, first_and_next, make_nuts, run_chains, table
+from ..harness import Study, blocks, first_and_next, make_nuts, run_chains, table
 
 NUM_ROWS, NUM_GROUPS = 10_000, 300
 RANDOM = np.random.default_rng(0)
@@ -125,18 +125,16 @@ def main() -> None:
     experiments |= {f"{name} by NUTS": partial(by_nuts, name=name) for name in MODELS}
     study = Study(__doc__, experiments, environment={})
     found = study.run()
-    lines = [
+    lines = blocks(
         "# Multilevel regressions of everyday",
-        "",
-        f"{NUM_ROWS:,} rows, three covariates, {NUM_GROUPS} groups. CPU-seconds of a run with its draws: of `EP` with",
-        "hyperparameters integrated over, in a new process and again; of NUTS with compilation,",
+        f"{NUM_ROWS:,} rows, three covariates, {NUM_GROUPS} groups. CPU-seconds of a run with its draws: of `EP` with "
+        "hyperparameters integrated over, in a new process and again; of NUTS with compilation, "
         f"{NUM_WARMUP} steps to adapt and {NUM_DRAWS} draws.",
-        "",
-        *table(
+        table(
             "likelihood | EP, first | EP, next | NUTS | NUTS over EP, first | spread of the groups, EP | NUTS",
             _rows(found),
         ),
-    ]
+    )
     study.write("everyday", lines)
 
 

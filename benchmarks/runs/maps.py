@@ -20,7 +20,7 @@ from jax import random
 from numpyro_ext.distributions import GaussianMarkovRandomField, graph_precision
 from numpyro_ext.infer import EP, LaplaceApproximation
 
-from ..harness import COLD, Study, first_and_next, peak_bytes, table
+from ..harness import COLD, Study, blocks, first_and_next, peak_bytes, table
 
 ENGINES = {"Laplace": LaplaceApproximation, "EP": EP}
 REPORTED = {32: "0.58", 100: "8.3"}
@@ -90,18 +90,16 @@ def main() -> None:
     experiments = {name: partial(measure, side=side, by=by) for name, (side, by) in CASES.items()}
     study = Study(__doc__, experiments, environment=COLD)
     found = study.run()
-    lines = [
+    lines = blocks(
         "# Counts on a map",
-        "",
-        "CPU-seconds of a run with its draws: in a new process, with compilation, and again on other data of the same",
-        "map. Hyperparameters are integrated over; one thread for linear algebra. TMB finds the mode and standard",
+        "CPU-seconds of a run with its draws: in a new process, with compilation, and again on other data of the same "
+        "map. Hyperparameters are integrated over; one thread for linear algebra. TMB finds the mode and standard "
         "errors from a template of its own, on data of the same kind, measured earlier on a machine of the same kind.",
-        "",
-        *table(
+        table(
             "nodes | engine | first | next | wanted | TMB | memory, GiB | converged | a | b | tau | s",
             _rows(found),
         ),
-    ]
+    )
     study.write("maps", lines)
 
 

@@ -13,7 +13,7 @@ from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 from tests import scan_models
 from tests.infer.test_state_spaces import TREND, trend_by_kalman, without_scan
 
-from ..harness import cpu_seconds, in_turns, table, write_report
+from ..harness import blocks, cpu_seconds, in_turns, table, write_report
 
 ENGINES = (EP, LaplaceApproximation, VariationalGaussian)
 SIZES = (10_000, 30_000, 100_000)
@@ -85,20 +85,18 @@ def row(kind: Any) -> Iterable[Any]:
 def main() -> None:
     """Print the table, and write it beside the other results."""
     jax.config.update("jax_enable_x64", True)
-    lines = [
+    lines = blocks(
         "# Models with scans",
-        "",
-        f"An AR(2) below Bernoulli observations, its parameters given, at {SIZES[0]} to {SIZES[-1]} steps: CPU-seconds",
-        f"at {SIZES[-1]} steps of a first fit and of one that compiles nothing (least of {ROUNDS}), and exponents of",
-        "growth (asked: 1.1 at most) of the second and of the memory of the compiled solve. Largest gaps of evidence,",
-        f"means and variances at {NUM_DENSE} steps (asked: 1e-8) to the dense engine, and on Gaussian data, a trend",
+        f"An AR(2) below Bernoulli observations, its parameters given, at {SIZES[0]} to {SIZES[-1]} steps: CPU-seconds "
+        f"at {SIZES[-1]} steps of a first fit and of one that compiles nothing (least of {ROUNDS}), and exponents of "
+        "growth (asked: 1.1 at most) of the second and of the memory of the compiled solve. Largest gaps of evidence, "
+        f"means and variances at {NUM_DENSE} steps (asked: 1e-8) to the dense engine, and on Gaussian data, a trend "
         "with a slope, to a Kalman smoother, both at `tol=1e-11`.",
-        "",
-        *table(
+        table(
             "engine | first | next | exponent of time | of memory | gap to dense | gap to Kalman smoother",
             map(row, ENGINES),
         ),
-    ]
+    )
     write_report("scan", lines)
 
 

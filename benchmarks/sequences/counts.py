@@ -28,7 +28,7 @@ from numpyro_ext.sequences import (
 )
 from numpyro_ext.sequences.scores import KINDS
 
-from ..harness import cpu_seconds, table, write_report
+from ..harness import blocks, cpu_seconds, table, write_report
 from .setup import divided
 
 
@@ -72,44 +72,36 @@ def section(title: str, split: EventSplit) -> list[str]:
 
     lengths = zip(("below 10", "10 to 29", "30 to 99", "100 and more"), weights, strict=True)
     heads = " | ".join(("predictor", "error", "s.e.", *KINDS, *entropies, "fit, CPU-seconds"))
-    return [
+    return blocks(
         f"## {title}",
-        "",
         f"{history.num_users:,} users, {history.num_items:,} items, {history.items.size:,} events before the test and "
         f"{test.items.size:,} in it.",
-        "",
-        *table(heads, map(row, found.scores)),
-        "",
-        f"A hidden Markov chain beside the counts changes the error by {best:+.3f} (s.e. {other:.3f}, paired over",
+        table(heads, map(row, found.scores)),
+        f"A hidden Markov chain beside the counts changes the error by {best:+.3f} (s.e. {other:.3f}, paired over "
         "users).",
-        "",
         "Weights of the five counts with Kneser-Ney smoothing:",
-        "",
-        *table(
+        table(
             "events so far | repeat the last | own frequencies | own pairs | pairs of all | frequencies of all",
             ((name, *(f"{weight:.2f}" for weight in row)) for name, row in lengths),
         ),
-        "",
-    ]
+    )
 
 
 def main() -> None:
-    lines = [
+    lines = blocks(
         "# What counting knows of the next event",
-        "",
-        "Nats per event, mean over users, with standard errors over users. Items with ten events or more, users with",
-        "eleven or more of these and an entropy above one nat; the last tenth of each sequence is test, the tenth",
-        "before it validation, by which weights and `eps` are chosen, and then all before the test is counted. What is",
+        "Nats per event, mean over users, with standard errors over users. Items with ten events or more, users with "
+        "eleven or more of these and an entropy above one nat; the last tenth of each sequence is test, the tenth "
+        "before it validation, by which weights and `eps` are chosen, and then all before the test is counted. What is "
         "mixed counts for each person causally, test events after they were predicted.",
-        "",
-        *section("Edits of Wikipedia", divided(load_wikipedia_edits())),
-        *section("Films in the order of their ratings", divided(load_movielens_events())),
-        "Nobody rates a film twice. What a person did is then of no use, by her own counts (all components of the",
-        "person have no weight) as by the factorisation: every count is one, so that it fits a constant and predicts",
-        "all films alike. Pairs of all are rare, so that smoothing decides on the 2-gram, and the states of a hidden",
-        "Markov chain know more than all counts, as they group films that are rated together. None of these",
+        section("Edits of Wikipedia", divided(load_wikipedia_edits())),
+        section("Films in the order of their ratings", divided(load_movielens_events())),
+        "Nobody rates a film twice. What a person did is then of no use, by her own counts (all components of the "
+        "person have no weight) as by the factorisation: every count is one, so that it fits a constant and predicts "
+        "all films alike. Pairs of all are rare, so that smoothing decides on the 2-gram, and the states of a hidden "
+        "Markov chain know more than all counts, as they group films that are rated together. None of these "
         "predictors knows that a film does not come again.",
-    ]
+    )
     write_report("sequences", lines)
 
 

@@ -14,7 +14,7 @@ from jax import random
 
 from numpyro_ext.sequences import EventSequences, EventSplit
 
-from ..harness import Study, table
+from ..harness import Study, blocks, table
 from .setup import network
 
 RANK = 2
@@ -66,15 +66,13 @@ def main() -> None:
         (key, *(f"{error:.3f}" for error in errors), f"{errors[3] - errors[1]:+.3f}")
         for key, errors in enumerate(study.run()["key"])
     )
-    lines = [
+    lines = blocks(
         "# Ten events of each person",
-        "",
-        "Two groups with chains of their own, 40 people, 20 items, 10 events each, 3 to stop by, 50 to be predicted.",
-        "Nats per event. Width 8, tanh, Adam 0.03; two numbers of a person, integrated out, begin at the pooled",
+        "Two groups with chains of their own, 40 people, 20 items, 10 events each, 3 to stop by, 50 to be predicted. "
+        "Nats per event. Width 8, tanh, Adam 0.03; two numbers of a person, integrated out, begin at the pooled "
         "network, Adam 0.01. Wanted of five simulations: they are at least 0.1 below free matrices.",
-        "",
-        *table(f"simulation | true chains | {' | '.join(ENGINES)} | less free matrices", rows),
-    ]
+        table(f"simulation | true chains | {' | '.join(ENGINES)} | less free matrices", rows),
+    )
     study.write("sequence-few-events", lines)
 
 

@@ -16,7 +16,7 @@ from jax import random
 from numpyro_ext.datasets import load_wikipedia_edits
 from numpyro_ext.sequences import Bigram, PersonalMixture, compare_sequences
 
-from ..harness import cpu_seconds, table, write_report
+from ..harness import blocks, cpu_seconds, table, write_report
 from .setup import divided, network
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -56,29 +56,25 @@ def main() -> None:
                 errors = [f"{table[which].error:.3f}" for which in ("network", "with it")]
                 yield name, seed, *errors, f"{gain:+.3f} ({error:.3f})", weights, f"{seconds:.0f}"
 
-    lines = [
+    lines = blocks(
         "# What a network knows beside counts",
-        "",
-        f"Edits of Wikipedia, {split.test.num_users} users, {split.test.num_items} items. Nats per test event, mean",
-        "over users. Networks by `ChunkedSVI` (RMSprop 0.0075 with bias corrected, 20 users and 64 events a step,",
-        f"at most {NUM_EPOCHS} epochs,",
-        "the best on validation), trained without the validation; latent personal parts by `AutoNormal` that begins at",
-        "the prior's mean and at the pooled network of the same width. The mixture has its weights, also that of the",
+        f"Edits of Wikipedia, {split.test.num_users} users, {split.test.num_items} items. Nats per test event, mean "
+        "over users. Networks by `ChunkedSVI` (RMSprop 0.0075 with bias corrected, 20 users and 64 events a step, "
+        f"at most {NUM_EPOCHS} epochs, "
+        "the best on validation), trained without the validation; latent personal parts by `AutoNormal` that begins at "
+        "the prior's mean and at the pooled network of the same width. The mixture has its weights, also that of the "
         "network, by EM on the validation.",
-        "",
         f"Counts alone: {', '.join(f'{name} {of_counts[name].error:.3f}' for name in counts)}.",
-        "",
-        *table(
+        table(
             "network | key | alone | with five counts | change (s.e., paired over users) | "
             "weight at histories below 10, 30, 100 and more | training, CPU-seconds",
             rows(),
         ),
-        "",
-        "Wanted of a network alone: pooled at most 3.85, by user 4.10, deviations 3.70; of the change: at most -0.09.",
-        "Without the correction of bias the first steps of RMSprop are 18 times as long as later ones: one key of",
-        "three of the pooled network then ended at 5.529, networks by user at 4.6 and 4.9. A guide that begins at",
+        "Wanted of a network alone: pooled at most 3.85, by user 4.10, deviations 3.70; of the change: at most -0.09. "
+        "Without the correction of bias the first steps of RMSprop are 18 times as long as later ones: one key of "
+        "three of the pooled network then ended at 5.529, networks by user at 4.6 and 4.9. A guide that begins at "
         "random numbers, as AutoNormal does by itself, ended at 6.7 and 6.8.",
-    ]
+    )
     write_report("sequence-networks", lines)
 
 

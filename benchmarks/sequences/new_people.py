@@ -22,7 +22,7 @@ from numpyro_ext.infer import ChunkedFit
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences, EventSplit
 
-from ..harness import table, write_report
+from ..harness import blocks, table, write_report
 from .setup import divided, network
 
 WIDTH, RANK = 32, 4
@@ -129,34 +129,28 @@ def main() -> None:
         return f"{rms:.{digits}f}{unit}", f"{largest:.{digits - 1}f}{unit}", int((np.abs(values) <= 0.1).sum())
 
     ways = zip(("weighted draws", "Gaussian at the mode"), means, sds, strict=True)
-    lines = [
+    lines = blocks(
         "# People who were left out of training",
-        "",
-        f"Edits of Wikipedia; a fifth of the people is left out, {keys} times. The error in nats per event of the next",
+        f"Edits of Wikipedia; a fifth of the people is left out, {keys} times. The error in nats per event of the next "
         f"{NUM_NEXT} events of those who have as many, by the pooled network (GRU of width {WIDTH}), and by one with "
-        f"{RANK}",
-        "numbers of a person, which begins at it and is trained with AutoNormal: at the mode of her numbers",
+        f"{RANK} "
+        "numbers of a person, which begins at it and is trained with AutoNormal: at the mode of her numbers "
         "(`fold_in`), and averaged over 64 weighted draws of their posterior.",
-        "",
-        *table(
+        table(
             "events so far | events predicted | pooled | at the mode | posterior | posterior less pooled (s.e.) | "
             "posterior less mode",
             map(row, LENGTHS),
         ),
-        "",
         "Wanted: posterior at most 0.005 above pooled at every length, and not above the mode up to ten events.",
-        "",
         f"The posterior of `fold_in` against NUTS (2 x 800 draws, largest r-hat {r_hat:.3f}), {len(chosen)} people of "
         f"10 to 60 events, {means[0].size} numbers; wanted are means within 0.1 standard deviations, and these within "
         "10 %:",
-        "",
-        *table(
+        table(
             "posterior | means, rms | at most | kept by | sds, rms | at most | kept by",
             ((name, *gaps(of_means, 3), *gaps(of_sds, 1, " %")) for name, of_means, of_sds in ways),
         ),
-        "",
         "Not measured: people after 100 events against the same people trained.",
-    ]
+    )
     write_report("sequence-new-people", lines)
 
 

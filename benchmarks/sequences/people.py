@@ -19,7 +19,7 @@ from numpyro_ext.datasets import load_wikipedia_edits
 from numpyro_ext.infer import ChunkedFit
 from numpyro_ext.sequences import EventSplit, PersonalMixture, compare_sequences
 
-from ..harness import cpu_seconds, table, write_report
+from ..harness import blocks, cpu_seconds, table, write_report
 from .setup import divided, network
 
 WIDTH, RANK = 64, 8
@@ -66,23 +66,20 @@ def main() -> None:
                 yield row(name, key, *cpu_seconds(run))
 
     counts = split.mean_over_users(-PersonalMixture().fit(split.train, split.validation).log_predictive(split))
-    lines = [
+    lines = blocks(
         "# Networks with a gate to counts, and with a personal part as a posterior",
-        "",
-        f"Edits of Wikipedia, {split.test.num_users} users, {split.test.num_items} items. Nats per test event, mean",
-        f"over users. GRU of width {WIDTH}, RMSprop 0.0075, the best epoch on validation, trained without it. Numbers",
-        'of a person by `ChunkedSVI(local="laplace")` from the pooled network of the same key, Adam 0.002, over the',
+        f"Edits of Wikipedia, {split.test.num_users} users, {split.test.num_items} items. Nats per test event, mean "
+        f"over users. GRU of width {WIDTH}, RMSprop 0.0075, the best epoch on validation, trained without it. Numbers "
+        'of a person by `ChunkedSVI(local="laplace")` from the pooled network of the same key, Adam 0.002, over the '
         f"last 256 events of each, 16 draws. Five counts mixed: {counts:.3f}.",
-        "",
-        *table(
+        table(
             "network | key | alone | with five counts | change (s.e., paired over users) | best epoch | CPU-seconds",
             rows(),
         ),
-        "",
-        "Wanted: the gate alone no worse than the mixture of counts with a network; numbers of a person no worse than",
-        "pooled; of three keys. A gate is learned from events that the network knows by heart, those of a mixture",
+        "Wanted: the gate alone no worse than the mixture of counts with a network; numbers of a person no worse than "
+        "pooled; of three keys. A gate is learned from events that the network knows by heart, those of a mixture "
         "from the validation.",
-    ]
+    )
     if not arguments.epochs:
         lines += ["Numbers of a person were not measured here: an epoch costs minutes on this machine."]
     write_report("sequence-people", lines)
