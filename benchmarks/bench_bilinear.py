@@ -107,9 +107,8 @@ def test_sweep_against_one_iteration(name, dtype, race, results, company):
     results.record(
         f"Mean-field sweep, 2000 × 1000, 538,423 cells, rank 10, against {name}",
         dtype=dtype,
-        seconds=seconds,
         peer=f"{name}, one iteration",
-        peer_seconds=iteration,
+        times=(seconds, iteration),
         target=at_most(1.0) if name == "hpfrec" else None,
         programs=(ours,),
         remark="Single precision in the peers that have it; ours steps both sides, and never lowers the bound."
@@ -162,9 +161,8 @@ def test_pairs_against_cells(race, results, company):
     seconds, plain, cubes = race(sweeps[0].run, sweeps[1].run, inverse.run, rounds=3)
     results.record(
         "BilinearVG by components, 50,000 pairs, 500 users, 100 items, rank 20: a sweep",
-        seconds=seconds,
         peer="50,000 plain cells of the same rank",
-        peer_seconds=plain,
+        times=(seconds, plain),
         figure="time ratio, less one inverse of 100² for each component",
         value=(seconds - cubes) / plain,
         target=at_most(2.0),
@@ -188,9 +186,8 @@ def test_growth(what, race, results, company):
     sizes = [size for *_, size in GROWTH[what]]
     results.record(
         f"Mean-field sweep, growth in {what}",
-        seconds=seconds[-1],
         peer=f"{sizes[0]} instead of {sizes[-1]} {what}",
-        peer_seconds=seconds[0],
+        times=(seconds[-1], seconds[0]),
         figure="exponent",
         value=float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0]),
         target=at_most(1.2),
@@ -210,7 +207,7 @@ def test_ten_million_cells(results, company):
     gibibytes = found["peak_bytes"] / 2**30
     results.record(
         "BilinearVG, 100,000 × 10,000, 10,000,000 cells, rank 10 and biases",
-        seconds=found["seconds"],
+        times=(found["seconds"], None),
         peer="",
         figure="GiB at most",
         value=gibibytes,
@@ -225,7 +222,7 @@ def test_ten_million_cells_in_batches(results, company):
     found = _run_once("batches", "--num-cells", "10000000")
     results.record(
         "fit_batches, 20 times 5,000 × 10,000, 10,000,000 cells, rank 10 and biases",
-        seconds=found["seconds"],
+        times=(found["seconds"], None),
         peer="",
         figure="GiB at most",
         value=found["peak_bytes"] / 2**30,

@@ -49,11 +49,9 @@ def test_cold(benchmark, results, peers, tmp_path, engine, problem):
         for peer in (peer for peer in PEERS if has_fits(peer, problem)):
             results.record(
                 f"{item}, {engine}, {problem}",
-                seconds=seconds,
                 peer=NAMES[peer],
-                peer_seconds=peers[peer, problem][kind]["cpu"],
+                times=(seconds, peers[peer, problem][kind]["cpu"]),
                 figure="CPU-seconds",
-                value=seconds,
                 target=target,
             )
 
@@ -71,9 +69,8 @@ def test_many_hyperparameters(benchmark, results):
         seconds, others = (min(found[kind]["cpu"] for found in runs) for runs in (ep, laplace))
         results.record(
             f"{kind if kind == 'other groups' else f'{kind} fit'}, EP, graded response",
-            seconds=seconds,
             peer="LaplaceApproximation",
-            peer_seconds=others,
+            times=(seconds, others),
             figure="times the peer's CPU-seconds",
             target=at_most(3.0),
         )

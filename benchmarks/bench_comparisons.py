@@ -58,9 +58,8 @@ def test_sweep_of_a_league(results):
     ours, theirs = in_turns(3, sweep.run, least.run)
     results.record(
         f"EP sweep, {NUM_TEAMS} teams, {NUM_CONTESTS:,} contests",
-        seconds=ours,
         peer="Cholesky factor, its inverse, one pass over the contests",
-        peer_seconds=theirs,
+        times=(ours, theirs),
         figure="ratio of CPU-seconds",
         target=at_most(3.0),
         programs=(sweep, least),
@@ -84,9 +83,8 @@ def test_fit_of_a_league(results, name):
     _, theirs = cpu_seconds(lambda: getattr(choix, name)(NUM_TEAMS, pairs, alpha=alpha))
     results.record(
         f"Warm fit by EP with standard deviations, {NUM_TEAMS} teams, {NUM_CONTESTS:,} contests",
-        seconds=min(fits),
         peer=f"choix.{name}, a point",
-        peer_seconds=theirs,
+        times=(min(fits), theirs),
         figure="ratio of CPU-seconds",
         target=at_most(0.1) if name == "opt_pairwise" else None,
         compile_seconds=fits[0] - min(fits),
@@ -145,9 +143,8 @@ def test_one_person(results, num_items, num_pairs):
     for what, ours, limit in (("warm", min(fits[1:]), 0.3), ("cold", fits[0], 4.0)):
         results.record(
             f"EP, one person's process with scale and length, {size}, {what}",
-            seconds=ours,
             peer="BoTorch's PairwiseGP",
-            peer_seconds=min(peer),
+            times=(ours, min(peer)),
             figure="ratio of CPU-seconds",
             target=at_most(limit),
             remark=remark,
@@ -174,9 +171,8 @@ def test_learning_of_shared_tastes(results):
         )
     results.record(
         "Shared tastes of 200 people by L-BFGS, to the objective of 160 iterations of EM",
-        seconds=ours,
         peer="these iterations",
-        peer_seconds=theirs,
+        times=(ours, theirs),
         figure="ratio of CPU-seconds",
         target=at_most(0.2),
         remark=f"{num_fits} fits of all people.",
@@ -198,7 +194,7 @@ def test_a_million_comparisons(results):
     (_, converged), fit = cpu_seconds(evaluate, hyper, reading.data)
     results.record(
         "EP with gradient, a million comparisons of 20,000 people, 1000 items, from the start",
-        seconds=fit,
+        times=(fit, None),
         peer="memory",
         figure="GiB, of the whole process",
         value=peak_bytes() / 2**30,

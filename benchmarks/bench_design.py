@@ -80,11 +80,9 @@ def test_one_acquisition(benchmark, results, size, seconds):
     for labelled, found in ((_FIRST, few), (_LAST, many)):
         results.record(
             f"One acquisition (score, fit with a new label) of a probit pool of {size}, {labelled} labels",
-            seconds=found,
             peer=f"a Cholesky of {_SLOTS} labels and one product with the pool",
-            peer_seconds=min(floors),
+            times=(found, min(floors)),
             figure="seconds",
-            value=found,
             target=at_most(seconds),
             remark=f"{found / min(floors):.0f} times the floor, which holds no steps of EP and no dispatch.",
         )
@@ -102,11 +100,9 @@ def test_a_hundred_acquisitions(results):
             seconds[name] = min(seconds[name], time.perf_counter() - start)
     results.record(
         "100 acquisitions from a probit pool of 400, information",
-        seconds=seconds["information"],
         peer="the same by predictive entropy",
-        peer_seconds=seconds["entropy"],
+        times=(seconds["information"], seconds["entropy"]),
         figure="seconds",
-        value=seconds["information"],
         target=at_most(1.0),
         remark=f"{seconds['information'] / seconds['entropy']:.2f} times those by entropy (1.5 is meant).",
     )
@@ -127,9 +123,8 @@ def test_risks(results):
     for name, target in (("one-step risk", at_most(20.0)), ("risk by refits", None)):
         results.record(
             f"One acquisition from a probit pool of 400, 50 labels: {name}",
-            seconds=seconds[name],
             peer="the same by information",
-            peer_seconds=seconds["information"],
+            times=(seconds[name], seconds["information"]),
             target=target,
         )
 
@@ -146,8 +141,7 @@ def test_scores_of_many_candidates(race, results):
     )
     results.record(
         "Information of 100,000 probit candidates, twelve nodes",
-        seconds=ours,
         peer="exp of 800,000 numbers",
-        peer_seconds=peer,
+        times=(ours, peer),
         target=at_most(5.0),
     )

@@ -46,9 +46,8 @@ def test_bounds(race, results, name, num_pieces, dtype):
     results.record(
         f"{bound.name}{pieces}, 10⁵ values and slopes",
         dtype=np.dtype(dtype).name,
-        seconds=seconds,
         peer="exact expectation",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         figure="evaluations per second",
         value=NUM_SITES / seconds,
         programs=(ours, peer),
@@ -72,9 +71,8 @@ def test_panels(race, results, family, is_wide):
     seconds, peer_seconds = race(ours.run, peer.run, rounds=5)
     results.record(
         f"expectation by panels, {family}, 10³ {'wide' if is_wide else 'narrow'} Gaussians",
-        seconds=seconds,
         peer="exact logistic expectation",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         figure="evaluations per second",
         value=number / seconds,
         programs=(ours, peer),

@@ -57,9 +57,8 @@ def test_whole_fit(benchmark, results, problem):
         for peer, peer_seconds in peers.items():
             results.record(
                 f"whole fit, {problem}, {temperature}",
-                seconds=seconds,
                 peer=peer,
-                peer_seconds=peer_seconds,
+                times=(seconds, peer_seconds),
                 figure="speed-up",
                 target=at_least(target),
                 compile_seconds=ep["cold_seconds"] - ep["warm_seconds"],

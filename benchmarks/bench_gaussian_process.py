@@ -64,9 +64,8 @@ def test_sweep(race, results, likelihood, dtype):
         results.record(
             f"EP sweep, Gaussian process, {likelihood}, n = {size}",
             dtype=np.dtype(dtype).name,
-            seconds=seconds[2 * i],
             peer="Cholesky and triangular inverse",
-            peer_seconds=seconds[2 * i + 1],
+            times=(seconds[2 * i], seconds[2 * i + 1]),
             target=at_most(3),
             programs=(ours, floor),
         )

@@ -188,9 +188,8 @@ def test_marginal_chain(benchmark, results, name):
     ):
         results.record(
             f"marginal NUTS, {name}",
-            seconds=ours.seconds,
             peer="NUTS on the whole",
-            peer_seconds=full.seconds,
+            times=(ours.seconds, full.seconds),
             figure=figure,
             value=value,
             target=target,

@@ -54,8 +54,7 @@ def test_two_new_rows(race, results, engine, num_rows):
     seconds, peer_seconds = race(predict, fit_again, rounds=5)
     results.record(
         f"draws and marginals at two new rows, {engine.__name__}, {num_rows} rows, {NUM_GROUPS} groups",
-        seconds=seconds,
         peer="a fit to the same shapes",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         target=at_most(1.0),
     )

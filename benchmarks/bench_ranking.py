@@ -168,9 +168,8 @@ def compare(results: Any, plays: Plays, name: str) -> None:
     for peer, value in peers.items():
         results.record(
             f"Mean field of {about}",
-            seconds=seconds,
             peer=peer,
-            peer_seconds=peer_seconds if peer == "hpfrec" else None,
+            times=(seconds, peer_seconds if peer == "hpfrec" else None),
             figure=f"recall at {LENGTH}, ratio",
             value=best / max(value, 1e-12),
             target=at_least(1),
@@ -179,9 +178,8 @@ def compare(results: Any, plays: Plays, name: str) -> None:
         )
     results.record(
         f"Mean field of {about}, until it ranks as well as hpfrec at its end",
-        seconds=time_to_goal if np.isfinite(time_to_goal) else None,
         peer="hpfrec, its own stopping rule",
-        peer_seconds=peer_seconds,
+        times=(time_to_goal if np.isfinite(time_to_goal) else None, peer_seconds),
         figure="time ratio",
         value=time_to_goal / peer_seconds,
         target=at_most(0.5),
@@ -268,16 +266,15 @@ def test_preferences_of_many_users(results):
     remark = f"Read in {found.reading:.1f} s; evidence and gradient at the sites {found.gradient:.2f} s."
     results.record(
         "EP sweep, preferences of 5000 users, 10 comparisons each, of 100 items",
-        seconds=found.sweep,
         peer="Cholesky factors and their inverses, of the same blocks",
-        peer_seconds=found.blocks,
+        times=(found.sweep, found.blocks),
         figure="ratio of CPU-seconds",
         target=at_most(4),
         remark=remark,
     )
     results.record(
         "EP with gradient, preferences of 5000 users, 10 comparisons each, of 100 items",
-        seconds=found.next_gradient,
+        times=(found.next_gradient, None),
         peer="memory",
         figure="GiB, of the whole process",
         value=found.gibibytes,
@@ -294,9 +291,8 @@ def test_preferences_for_films(results):
     found = time_preferences(data, rank=30)
     results.record(
         f"EP, evidence with its gradient, MovieLens-100K, all {len(data.pairs)} best-worst pairs, rank 30",
-        seconds=found.next_gradient,
         peer="two cores for three seconds",
-        peer_seconds=6.0,
+        times=(found.next_gradient, 6.0),
         figure="ratio of CPU-seconds",
         target=at_most(1),
         remark=f"With the fit from that of parameters nearby; a sweep {found.sweep:.2f} s, the gradient at the "
@@ -311,9 +307,8 @@ def test_growth_of_preferences(results, what):
     times = [time_preferences(simulate_preferences(users, 50, pairs), rank=2).sweep for users, pairs in sizes]
     results.record(
         f"EP sweep, preferences, growth in {what}",
-        seconds=times[1],
         peer=f"an eighth of the {what}",
-        peer_seconds=times[0],
+        times=(times[1], times[0]),
         figure="exponent",
         value=float(np.log(times[1] / times[0]) / np.log(8.0)),
         target=at_most(1.05 if what == "users" else 1.1),

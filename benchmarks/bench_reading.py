@@ -22,7 +22,7 @@ from numpyro_ext.infer import EP, LaplaceApproximation, cross_validate
 from numpyro_ext.infer.gaussian import engine as gaussian_engine
 from numpyro_ext.structure.model import search
 
-from .harness import Row, at_most
+from .harness import at_most
 
 KEY, RUNS, ROUNDS, FOLDS = random.key(0), 10, 5, 20
 
@@ -101,19 +101,6 @@ class FitWatch:
         return (time.process_time() - start - self.fits) / RUNS
 
 
-def row(item: str, ours: list[float], peer: str, theirs: list[float], **options: Any) -> Row:
-    return Row(
-        item=item,
-        dtype="float64",
-        seconds=min(ours),
-        peer=peer,
-        peer_seconds=min(theirs),
-        figure="ratio of CPU-seconds",
-        value=min(ours) / min(theirs),
-        **options,
-    )
-
-
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_besides_the_fit(benchmark, results, problem):
     make, model = PROBLEMS[problem]
@@ -128,7 +115,9 @@ def test_besides_the_fit(benchmark, results, problem):
     with watch.on_fits():
         benchmark.pedantic(turn, rounds=ROUNDS, warmup_rounds=1)
     peer = "the model called for its sites, its program and the check"
-    results.add(row(f"Next run besides its fit, {problem}", once, peer, before, target=at_most(0.5)))
+    times = min(once), min(before)
+    item, target = f"Next run besides its fit, {problem}", at_most(0.5)
+    results.record(item, times, peer=peer, figure="ratio of CPU-seconds", target=target)
 
 
 @pytest.mark.parametrize("problem", ["random intercepts, EP", "probit process with masks, EP"])
@@ -152,4 +141,4 @@ def test_cross_validation(benchmark, results, problem):
 
     benchmark.pedantic(turn, rounds=ROUNDS, warmup_rounds=1)
     item, peer = f"{FOLDS} folds of cross_validate, {problem}", "the same, read once for each fold"
-    results.add(row(item, once, peer, each))
+    results.record(item, (min(once), min(each)), peer=peer, figure="ratio of CPU-seconds")

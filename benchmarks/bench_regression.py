@@ -69,9 +69,8 @@ def test_sweep(race, results, family, dtype):
     results.record(
         f"EP sweep, {family} regression, 10⁵ rows, 20 columns",
         dtype=np.dtype(dtype).name,
-        seconds=seconds,
         peer="Newton step of statsmodels GLM",
-        peer_seconds=per_step,
+        times=(seconds, per_step),
         target=at_most(10),
         programs=(ours,),
         remark=f"Fits of {NUM_NEWTON_STEPS} steps less fits of 1, which take {one:.2g} s with what surrounds them"
@@ -136,9 +135,8 @@ def test_groups_with_common_coefficients(race, results):
     seconds, fourfold = seconds / NUM_SWEEPS, fourfold / NUM_SWEEPS
     results.record(
         f"Border: {num_groups} groups of {ROWS_PER_GROUP} rows with {NUM_COMMON} common coefficients",
-        seconds=seconds,
         peer="one weighted Gram matrix of the common columns and its Cholesky factor",
-        peer_seconds=floor_seconds,
+        times=(seconds, floor_seconds),
         figure="growth exponent to four times the groups",
         value=float(np.log(fourfold / seconds) / np.log(4)),
         target=at_most(1.1),

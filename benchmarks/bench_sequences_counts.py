@@ -34,22 +34,18 @@ def test_pairs_of_many_events(results):
     sort = shortest(lambda: np.sort(log.previous * log.num_items + log.items), rounds=1)
     results.record(
         "2-gram of 4.3 million events, 48,188 items",
-        seconds=fitting,
         peer="sorting the pairs once",
-        peer_seconds=sort,
+        times=(fitting, sort),
         figure="CPU-seconds",
-        value=fitting,
         target=at_most(5.0),
     )
     some = simulated(954, 48_188, 100_000)
     scoring = shortest(lambda: model._log_probabilities(some), rounds=1)
     results.record(
         "100,000 scores of this 2-gram",
-        seconds=scoring,
         peer="fitting it",
-        peer_seconds=fitting,
+        times=(scoring, fitting),
         figure="CPU-seconds",
-        value=scoring,
         target=at_most(2.0),
     )
 
@@ -75,10 +71,8 @@ def test_iteration_of_baum_welch(results, name):
         return states @ start[1], states @ start[1].T, states.T @ states
 
     floor = shortest(products, rounds=3)
-    options = {"item": f"Baum-Welch, an iteration, {name}", "dtype": "float64", "seconds": seconds}
-    results.record(
-        peer="its products", peer_seconds=floor, figure="CPU-seconds ratio", value=seconds / floor, **options
-    )
+    options = {"item": f"Baum-Welch, an iteration, {name}", "figure": "CPU-seconds ratio"}
+    results.record(peer="its products", times=(seconds, floor), **options)
     if not HAS_PEERS:
         return
     from hmmlearn.hmm import CategoricalHMM
@@ -91,12 +85,8 @@ def test_iteration_of_baum_welch(results, name):
             peer.startprob_, peer.transmat_, peer.emissionprob_ = start
             peer.fit(log.items[:, None], log.lengths)
 
-        peer_seconds = shortest(fit, rounds=2)
-        ratio = seconds / peer_seconds
-        peer = f"hmmlearn, implementation {method}"
-        results.record(
-            peer=peer, peer_seconds=peer_seconds, figure="CPU-seconds ratio", value=ratio, target=target, **options
-        )
+        times = seconds, shortest(fit, rounds=2)
+        results.record(peer=f"hmmlearn, implementation {method}", times=times, target=target, **options)
 
 
 def test_sweep_of_a_factorisation(results):
@@ -109,11 +99,10 @@ def test_sweep_of_a_factorisation(results):
         _solve(of_items, _solve(table, items, 0.05), 0.05)
 
     seconds = shortest(sweep, rounds=3)
-    options = {"item": f"factorisation, a sweep, {table.nnz:,} non-zeros, width {width}", "dtype": "float64"}
-    options |= {"seconds": seconds, "figure": "CPU-seconds ratio"}
+    options = {"item": f"factorisation, a sweep, {table.nnz:,} non-zeros, width {width}", "figure": "CPU-seconds ratio"}
     products = np.ones((table.nnz, width))
     floor = shortest(lambda: [products.T @ products for _ in range(2)], rounds=3)
-    results.record(peer="its products, dense", peer_seconds=floor, value=seconds / floor, **options)
+    results.record(peer="its products, dense", times=(seconds, floor), **options)
     if not HAS_PEERS:
         return
     from implicit.als import AlternatingLeastSquares
@@ -125,8 +114,5 @@ def test_sweep_of_a_factorisation(results):
             peer = AlternatingLeastSquares(width, iterations=1, use_cg=use_cg, num_threads=1, random_state=0)
             peer.fit(csr_matrix(table), show_progress=False)
 
-        peer_seconds = shortest(fit, rounds=3)
-        peer = f"implicit, {name}, single precision"
-        ratio = seconds / peer_seconds
-        target = at_most(1.5)
-        results.record(peer=peer, peer_seconds=peer_seconds, value=ratio, target=target, **options)
+        times, peer = (seconds, shortest(fit, rounds=3)), f"implicit, {name}, single precision"
+        results.record(peer=peer, times=times, target=at_most(1.5), **options)

@@ -49,9 +49,8 @@ def test_short_rule(race, results, name, variance):
     assert float(jnp.max(jnp.abs(ours.mean - exact.mean))) < 1e-9
     results.record(
         f"tilted moments of 10,000 {name} factors, cavity variance {variance}",
-        seconds=seconds,
         peer="general quadrature",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         target=at_most(0.3),
         remark=f"{1e6 * seconds / NUM_ROWS:.2f} microseconds a row",
     )

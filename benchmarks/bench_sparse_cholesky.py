@@ -110,39 +110,32 @@ def test_factor_and_selected_inverse(name: str, results: Any) -> None:
     by_cholmod = "CHOLMOD, stored: {:.3g} s"
     results.record(
         f"Factor, {item}",
-        seconds=seconds,
         peer="splu, ordering included",
-        peer_seconds=by_lu,
+        times=(seconds, by_lu),
         figure="CPU-seconds",
-        value=seconds,
         target=at_most(TARGETS[name][0]),
         peak_bytes=found.memory,
         remark=by_cholmod.format(CHOLMOD[name][0]) + ". Memory is predicted: the factor and what fronts pass on.",
     )
     results.record(
         f"Factor, {item}",
-        seconds=seconds,
         peer=f"dense Cholesky of {dense_size} rows, as many operations",
-        peer_seconds=floor,
+        times=(seconds, floor),
     )
     results.record(
         f"Selected inverse, {item}",
-        seconds=selected,
         peer="its factor",
-        peer_seconds=seconds,
+        times=(selected, seconds),
         figure="CPU-seconds",
-        value=selected,
         target=at_most(TARGETS[name][1]),
         remark=by_cholmod.format(CHOLMOD[name][1]) + ".",
     )
-    results.record(f"Solve, {item}", seconds=solve, peer="splu's solve", peer_seconds=lu_solve)
+    results.record(f"Solve, {item}", times=(solve, lu_solve), peer="splu's solve")
     results.record(
         f"Analysis, {item}",
-        seconds=analysing,
         peer="splu, all of it",
-        peer_seconds=by_lu,
+        times=(analysing, by_lu),
         figure="CPU-seconds",
-        value=analysing,
         target=at_most(1.5),
         peak_bytes=analysing_bytes,
         remark=f"Once for each pattern; it keeps {found.nbytes / 2**20:.2g} MiB.",
@@ -173,9 +166,8 @@ def test_calls_inside_compiled_loops(side: int, results: Any) -> None:
     seconds, alone = in_turns(20, lambda: loop(values), on_host)
     results.record(
         f"{num_steps} factors and selected inverses in a compiled while_loop, grid {side}²",
-        seconds=seconds,
         peer="the same without JAX",
-        peer_seconds=alone,
+        times=(seconds, alone),
         figure="CPU-milliseconds beside the work, each step",
         value=1e3 * (seconds - alone) / num_steps,
         remark="Two calls of the host in each step; 20 repeats.",

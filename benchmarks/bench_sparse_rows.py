@@ -66,9 +66,8 @@ def test_crossed_effects(race, results):
     seconds, peer_seconds = race(ours.run, floor.run, rounds=5)
     results.record(
         "EP sweep, crossed effects, 10⁵ rows, 2000 effects",
-        seconds=seconds,
         peer="Cholesky, 2000 × 2000",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         programs=(ours, floor),
         remark="A sweep needs the factor and its inverse, which is three times the work of the factor alone.",
     )
@@ -80,9 +79,8 @@ def test_small_blocks(race, results):
     growth = seconds / peer_seconds * BLOCK_COUNTS[0] / BLOCK_COUNTS[1]
     results.record(
         "EP sweep, 10⁵ independent blocks of 5",
-        seconds=seconds,
         peer="the same, 10⁴ blocks",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         figure="ratio of times per block",
         value=growth,
         target=at_most(1.5),
@@ -121,18 +119,15 @@ def test_groups_with_a_border(results):
         by_ep, by_laplace = fits.values()
         results.record(
             f"Warm fit by EP, {item}",
-            seconds=min(by_ep),
             peer="LaplaceApproximation",
-            peer_seconds=min(by_laplace),
+            times=(min(by_ep), min(by_laplace)),
             figure="CPU-seconds",
-            value=min(by_ep),
             target=at_most(2.0),
             compile_seconds=by_ep[0] - min(by_ep),
         )
         results.record(
             f"1000 draws, {item}",
-            seconds=min(draws),
             peer="as many normal numbers",
-            peer_seconds=min(floors),
+            times=(min(draws), min(floors)),
             figure="ratio of CPU-seconds",
         )

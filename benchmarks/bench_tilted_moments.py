@@ -76,9 +76,8 @@ def test_against_sums_in_numpy(race, results):
     found, expected = np.stack(ours.run()[1:3], axis=-1), trapezoid(*arrays)
     results.record(
         "tilted moments, 10⁶ sites, y = 1000",
-        seconds=seconds,
         peer="sums over 61 points in NumPy",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         figure="speed-up",
         target=at_least(1),
         programs=(ours,),
@@ -96,9 +95,8 @@ def test_large_counts(race, results, dtype):
     results.record(
         "tilted moments, 10⁶ sites, y = 1000",
         dtype=np.dtype(dtype).name,
-        seconds=seconds,
         peer="the same, y = 10",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         target=at_most(1.3),
         compile_seconds=small.seconds,
         peak_bytes=large.peak_bytes,
@@ -124,9 +122,8 @@ def test_quadrature(race, results, count, dtype):
     results.record(
         f"tilted moments, 10⁶ sites, y = {count}",
         dtype=np.dtype(dtype).name,
-        seconds=seconds,
         peer="scipy.integrate.quad",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         figure="speed-up",
         target=at_least(1000),
         programs=(ours,),

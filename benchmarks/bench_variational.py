@@ -84,9 +84,8 @@ def test_whole_fit(benchmark, results):
                 continue
             results.record(
                 f"variational Gaussian, {name}, whole fit, n = {size}",
-                seconds=warm[size][name],
                 peer="EP, whole fit",
-                peer_seconds=warm[size]["EP"],
+                times=(warm[size][name], warm[size]["EP"]),
                 compile_seconds=cold[name] - warm[size][name],
                 remark=f"Bound {float(engine.log_evidence):.3f} after {engine.diagnostics.num_steps} steps;"
                 f" EP's evidence {float(engines['EP'].log_evidence):.3f}.",
@@ -130,9 +129,8 @@ def test_against_svi(benchmark, results, size):
         reached = float(judge(svi.get_params(state)))
     results.record(
         f"variational Gaussian against SVI, n = {size}",
-        seconds=ours,
         peer="SVI on the whitened process, AutoMultivariateNormal, Adam",
-        peer_seconds=seconds,
+        times=(ours, seconds),
         figure="speed-up",
         target=at_least(10),
         remark=f"Bound {bound:.3f}; SVI reached {reached:.3f} in {steps} steps.",
@@ -199,9 +197,8 @@ def test_against_gpjax(benchmark, results, size, family):
         seconds = min(seconds, time.perf_counter() - begin)
     results.record(
         f"variational Gaussian against GPJax, {family}, n = {size}",
-        seconds=ours,
         peer=f"fit_natgrads of GPJax {gpjax.__version__}, {family}",
-        peer_seconds=seconds,
+        times=(ours, seconds),
         figure="speed-up",
         target=at_least(1),
         remark=f"To within {GPJAX_NATS} nats of the optimum {goal + GPJAX_NATS:.3f}: ours in "
@@ -228,9 +225,8 @@ def test_against_nuts(benchmark, results, size):
     error = (np.asarray(engine.posterior["f"].mean) - draws.mean(axis=0)) / draws.std(axis=0)
     results.record(
         f"variational Gaussian against NUTS, n = {size}",
-        seconds=ours,
         peer=f"NUTS, {NUTS_SAMPLES} draws after adaptation",
-        peer_seconds=seconds,
+        times=(ours, seconds),
         figure="speed-up",
         remark=f"Effective draws: {np.min(effective):.0f} at least, median {np.median(effective):.0f}. "
         f"Means differ by {np.sqrt(np.mean(error**2)):.3f} standard deviations (root mean square).",
@@ -277,8 +273,7 @@ def test_factor_analysis(benchmark, results, num_rows):
     benchmark.pedantic(ours, args=(5,), rounds=1)
     results.record(
         f"factor analysis, one EM step, {num_rows} x {COLUMNS}, {FACTORS} factors",
-        seconds=seconds,
         peer="FactorAnalysis of scikit-learn, one step",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         remark="Rows share one covariance; missing cells, which the peer does not take, cost one for each pattern.",
     )

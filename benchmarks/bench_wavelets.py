@@ -45,9 +45,8 @@ def test_against_pywavelets(race, results, wavelet, direction):
     error = float(np.max(np.abs(np.asarray(ours.run()).reshape(x.shape) - expected)))
     results.record(
         f"wavelet {direction}, 512², {wavelet}",
-        seconds=seconds,
         peer="PyWavelets",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         figure="speed-up",
         target=at_least(1),
         programs=(ours,),
@@ -66,9 +65,8 @@ def test_growth(race, results):
     seconds, peer_seconds, large_copy, small_copy = race(large.run, small.run, *copies, rounds=7)
     results.record(
         "wavelet analysis, 4096², db2",
-        seconds=seconds,
         peer="the same, 1024²",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         figure="time per pixel, ratio",
         value=seconds / peer_seconds / 16.0,
         target=at_most(2),
@@ -89,9 +87,8 @@ def test_belief_propagation(race, results):
     seconds, peer_seconds = race(runs[1].run, runs[0].run, rounds=15)
     results.record(
         "belief propagation, quad-trees of 1024² nodes",
-        seconds=seconds,
         peer="the same, 256²",
-        peer_seconds=peer_seconds,
+        times=(seconds, peer_seconds),
         figure="nanoseconds per node",
         value=1e9 * seconds / 1024**2,
         target=at_most(200),

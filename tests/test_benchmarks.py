@@ -105,3 +105,12 @@ def test_the_scoreboard_is_completed(tmp_path, monkeypatch):
 def test_blocks_of_a_page_stand_apart():
     lines = blocks("# Title", "Words.", [], table("a | b", [(1, 2)]), (f"- {note}" for note in "xy"))
     assert lines == ["# Title", "", "Words.", "", "| a | b |", "|---|---|", "| 1 | 2 |", "", "- x", "- y"]
+
+
+def test_figures_follow_from_the_times():
+    results = ResultsTable()
+    for figure in ("time ratio", "speed-up", "CPU-seconds"):
+        results.record("fit", (2.0, 8.0), peer="NUTS", figure=figure)
+    results.record("memory", (2.0, None), peer="", figure="GiB", value=3.0)
+    assert [found.value for found in results._rows] == [0.25, 4.0, 2.0, 3.0]
+    assert results._rows[0].seconds == 2.0 and results._rows[0].peer_seconds == 8.0 and results._rows[3].seconds == 2.0

@@ -97,22 +97,32 @@ class ResultsTable:
         against = f", against {row.peer}" if row.peer else ""
         print(f"\n{row.item}, {row.dtype}{against}: {row.figure_and_value}{target} {row.remark}")
 
-    def record(self, item: str, programs: Sequence[Compiled] = (), **fields: Any) -> None:
+    def record(
+        self,
+        item: str,
+        times: tuple[Any, Any] = (None, None),
+        programs: Sequence[Compiled] = (),
+        **fields: Any,
+    ) -> None:
         """Append a row of double precision, whose figure is a ratio of its seconds to the peer's if no other is given.
 
-        A ``figure`` that is called a speed-up is the inverse of this ratio.
+        A ``figure`` that is called a speed-up is the inverse of this ratio, and one that is called seconds is them.
 
+        :param times: seconds, and those of the peer.
         :param programs: compiled function and, if there is one, that of the peer, whose memory stands in the row.
         """
-        times = {"seconds": None, "peer_seconds": None, "figure": "time ratio", "dtype": "float64"} | fields
+        fields = {"figure": "time ratio", "dtype": "float64", **fields}
+        fields["seconds"], fields["peer_seconds"] = times
         for place, program in zip(("peak_bytes", "peer_peak_bytes"), programs, strict=False):
-            times[place] = program.peak_bytes
+            fields[place] = program.peak_bytes
         if programs:
-            times["compile_seconds"] = programs[0].seconds
-        if "value" not in fields:
-            speed_up = times["peer_seconds"] / times["seconds"]
-            times["value"] = speed_up if times["figure"] == "speed-up" else 1.0 / speed_up
-        self.add(Row(item, **times))
+            fields["compile_seconds"] = programs[0].seconds
+        if "value" not in fields and fields["figure"] in ("seconds", "CPU-seconds"):
+            fields["value"] = times[0]
+        elif "value" not in fields:
+            ratio = times[0] / times[1]
+            fields["value"] = 1.0 / ratio if fields["figure"] == "speed-up" else ratio
+        self.add(Row(item, **fields))
 
     def write(self, folder: Path) -> None:
         """Write ``<date>-<backend>.md``, and ``.json`` beside it for later runs; nothing if there is no row.
