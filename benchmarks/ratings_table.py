@@ -1,7 +1,7 @@
 """Ratings of MovieLens-100K with noise of their own: ``python -m benchmarks.ratings_table WORK`` prints the table.
 
 Protocol of Houlsby (2014), section 7.4.1: users and items with ten ratings at least, four fifths to learn from, ten
-components.
+components. Each fit is kept in the folder ``WORK``, so that a run that was ended goes on.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import BilinearEP
 from numpyro_ext.models import heteroscedastic_ratings
 
-from .harness import Study, mean_and_error, table_head
+from .harness import Study, kept_draws, mean_and_error, table_head
 
 _LEVELS, _RANK, _FEWEST, _TOL = 5, 10, 10, 1e-3
 _SYSTEMS: dict[str, tuple[dict[str, Any], float, float]] = {
@@ -55,7 +56,7 @@ def split(seed: int) -> tuple[dict[str, Any], list[np.ndarray], list[np.ndarray]
     return sizes, [x[train] for x in (user, item, level)], [x[test] for x in (user, item, level)]
 
 
-def fit(seed: int, system: str) -> dict[str, Any]:
+def fit(system: str, seed: int) -> dict[str, Any]:
     """Test log likelihood and error of one system on one split."""
     sizes, train, test = split(seed)
     start = time.process_time()
@@ -98,8 +99,9 @@ def rating_types(sizes: dict[str, Any], train: list[np.ndarray], seed: int) -> C
     return lambda cells: np.einsum("cj,clj->cl", share[cells[0]], table[cells[1]])
 
 
-def report(kept: dict[str, list[dict[str, Any]]]) -> list[str]:
+def report(work: Path) -> list[str]:
     """The table of what is kept."""
+    kept = {system: kept_draws(work, system) for system in _SYSTEMS}
     lines = [
         f"MovieLens-100K, users and items with {_FEWEST} ratings at least, rank {_RANK}, `BilinearEP` with "
         f"`damping=0.9, tol={_TOL:g}`. NoB: cut points that are not learned. BMM: ten types of users. CPU "
@@ -130,13 +132,14 @@ def report(kept: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def _in_words(values: np.ndarray, sign: str = "") -> str:
-    return mean_and_error(values, sign, 4)
+    return mean_and_error(values, sign, 4) if len(values) > 1 else f"{values[0]:{sign}.4f}"
 
 
 def main() -> None:
     """Compute what is not kept, and print the table."""
-    study = Study(__doc__, {system: partial(fit, system=system) for system in _SYSTEMS})
-    print("\n".join(report(study.run())))
+    study = Study(__doc__, {system: partial(fit, system) for system in _SYSTEMS})
+    study.run()
+    print("\n".join(report(study.work)))
 
 
 if __name__ == "__main__":

@@ -70,12 +70,7 @@ class Study:
             names = options.only or list(self.experiments)
             draws = {name: self.draws[name] if options.draws is None else options.draws for name in names}
             self._run(draws, time.monotonic() + 60.0 * options.minutes)
-        return {name: self.kept(name) for name in self.experiments}
-
-    def kept(self, name: str) -> list[Any]:
-        """Findings of ``NAME-0.json``, ``NAME-1.json`` and so on, as far as they are there."""
-        paths = self.work.glob(f"{name}-[0-9]*.json")
-        return [json.loads(path.read_text()) for path in sorted(paths, key=lambda p: int(p.stem.rpartition("-")[2]))]
+        return {name: kept_draws(self.work, name) for name in self.experiments}
 
     def write(self, page: str, lines: Sequence[str], remarks: str = "remarks.md") -> None:
         """Write a page, with the text of a file of the folder after its lines, if there is such a file."""
@@ -100,3 +95,9 @@ class Study:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # fits that did not converge are counted
             return self.experiments[name](draw)
+
+
+def kept_draws(folder: Path, name: str) -> list[Any]:
+    """Findings of ``NAME-0.json``, ``NAME-1.json`` and so on, as far as they are there."""
+    paths = sorted(folder.glob(f"{name}-[0-9]*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    return [json.loads(path.read_text()) for path in paths]
