@@ -53,37 +53,6 @@ def radon_data():
     return county, floor, 85, effects[county, 0] + effects[county, 1] * floor + 0.75 * rng.normal(size=919)
 
 
-def two_parameter_logistic(student, item, num_students, num_items, correct=None):
-    with numpyro.plate("items", num_items):
-        difficulty = numpyro.sample("difficulty", dist.Normal(0.0, 1.5))
-        discrimination = numpyro.sample("discrimination", dist.LogNormal(0.0, 0.5))
-    with numpyro.plate("students", num_students):
-        ability = numpyro.sample("ability", dist.Normal(0.0, 1.0))
-    logits = discrimination[item] * (ability[student] - difficulty[item])
-    numpyro.sample("y", dist.Bernoulli(logits=logits), obs=correct)
-
-
-def answers():
-    rng, students, items = np.random.default_rng(1), 40, 6
-    student, item = np.divmod(np.arange(students * items), items)
-    logits = rng.lognormal(0.0, 0.4, items)[item] * (rng.normal(size=students)[student] - rng.normal(size=items)[item])
-    return student, item, students, items, rng.binomial(1, 1 / (1 + np.exp(-logits)))
-
-
-def horseshoe(x, y=None):
-    local = numpyro.sample("local", dist.HalfCauchy(1.0).expand([x.shape[1]]))
-    tau = numpyro.sample("tau", dist.HalfCauchy(0.1))
-    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    slopes = numpyro.sample("slopes", dist.Normal(0.0, 1.0).expand([x.shape[1]]))
-    numpyro.sample("y", dist.Normal(x @ (tau * local * slopes), noise), obs=y)
-
-
-def few_slopes():
-    rng = np.random.default_rng(2)
-    x = rng.normal(size=(100, 20))
-    return x, x[:, :3] @ np.array([1.5, -1.0, 0.7]) + rng.normal(size=100)
-
-
 def published(name: str, **options: Any) -> Case:
     return Case(MODELS[name].model, MODELS[name].data(), options)
 
@@ -92,11 +61,11 @@ CASES = {
     "eight schools": published("eight_schools_noncentered"),
     "radon, correlated slopes": Case(radon_slopes, radon_data(), {}),
     "radon, correlated slopes, means sampled": Case(radon_slopes, radon_data(), {"field": "white"}),
-    "2PL, abilities integrated, EP": Case(two_parameter_logistic, answers(), {"field": "ability"}),
-    "2PL, abilities integrated, Laplace": Case(
-        two_parameter_logistic, answers(), {"field": "ability", "engine": LaplaceApproximation}
+    "2PL, abilities integrated, EP": published("two_parameter_logistic", field="theta"),
+    "2PL, abilities integrated, Laplace": published(
+        "two_parameter_logistic", field="theta", engine=LaplaceApproximation
     ),
-    "horseshoe": Case(horseshoe, few_slopes(), {}),
+    "horseshoe": published("horseshoe"),
     "radon of four counties": published("radon"),
     "seeds": published("seeds"),
     "seeds, Laplace": published("seeds", engine=LaplaceApproximation),

@@ -39,17 +39,6 @@ def _effects(name: str, center: Any, scale: Any, number: int, is_centred: bool) 
     return center + scale * numpyro.sample(name, dist.Normal(0, 1).expand([number]).to_event(1))
 
 
-def eight_schools(is_centred: bool) -> tuple[Model, tuple[Any, ...]]:
-    """Gains of coaching in eight schools (Rubin 1981)."""
-
-    def model(error: Any, gain: Any) -> None:
-        mean, scale = numpyro.sample("mean", dist.Normal(0, 5)), numpyro.sample("scale", dist.HalfCauchy(5))
-        effect = _effects("effect", mean, scale, 8, is_centred)
-        numpyro.sample("gain", dist.Normal(effect, error), obs=gain)
-
-    return model, (jnp.array([15, 10, 16, 11, 9, 11, 10, 18]), jnp.array([28, 8, -3, 7, -1, 1, 18, 12]))
-
-
 def intercepts(is_centred: bool) -> tuple[Model, tuple[Any, ...]]:
     """Four Poisson counts in each of 60 groups."""
     rng, group = np.random.default_rng(1), np.arange(240) % 60
@@ -117,7 +106,7 @@ def of_gallery(name: str, *centred: str) -> Callable[[bool], tuple[Model, tuple[
 
 
 MODELS = {
-    "eight schools": eight_schools,
+    "eight schools": of_gallery("eight_schools", "theta"),
     "Poisson intercepts, 60 groups": intercepts,
     "crossed logistic, 40 x 15": crossed,
     "radon with slopes": of_gallery("radon", "a"),
