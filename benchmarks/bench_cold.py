@@ -10,7 +10,7 @@ from .harness import at_most, in_own_process
 from .runs.cold_once import ENGINES, NUM_SAMPLES, NUM_SVI_STEPS, NUM_WARMUP, PEERS, PROBLEMS, has_fits
 
 FIRST = {"few-rows": 2.0, "random-intercepts": 5.0}
-"""Of EP; of the others what the Laplace engine took before."""
+"""CPU-seconds that a first fit of EP may take; others may take those of the Laplace engine before."""
 FIRST_OF_OTHERS = {"few-rows": 1.9, "random-intercepts": 7.2}
 NEXT, NEW_PROCESS = 0.1, 1.5
 NUM_ROUNDS = 3

@@ -152,7 +152,7 @@ def test_one_person(results, num_items, num_pairs):
 
 
 def test_learning_of_shared_tastes(results):
-    """How soon the objective is reached that 160 iterations of expectation maximisation reach."""
+    """Time to the objective that 160 iterations of expectation maximisation reach."""
     data = simulate_preferences(200, 30, 15)
     kernel = np.exp(-np.sum((data.item_features[:, None] - data.item_features) ** 2, -1) / 2.0) + 0.1 * np.eye(30)
     options: dict[str, Any] = {"progress_bar": False, "num_users": data.num_users}
@@ -180,7 +180,7 @@ def test_learning_of_shared_tastes(results):
 
 
 def test_a_million_comparisons(results):
-    """Of 20,000 people; to be run alone, as the memory is that of the process."""
+    """Fit of 20,000 people; to be run alone, as the memory is that of the process."""
     reading, seconds = read_preferences(simulate_preferences(20_000, 1000, 50), rank=2)
 
     @jax.jit

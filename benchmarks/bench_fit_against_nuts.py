@@ -27,7 +27,7 @@ def error_bound(ep: dict[str, Any], reference: dict[str, Any]) -> float:
 
 
 def seconds_of_draws(num_draws: float, nuts: dict[str, Any], reference: dict[str, Any], num_more: int) -> float:
-    """What so many draws, more or (negative) fewer, add to the time of NUTS.
+    """Seconds that so many draws, more or (negative) fewer, add to the time of NUTS.
 
     More draws cost what the ``num_more`` ones of the reference did, or nothing if there is none. Fewer save their share
     of the transitions, which is generous to NUTS because those of the warmup take longer.

@@ -77,7 +77,7 @@ class Chain(NamedTuple):
     draws: dict[str, np.ndarray]
     seconds: float
     first_seconds: float
-    """Of the warmup in a new process, compilation included."""
+    """CPU-seconds of the warmup in a new process, compilation included."""
     least_effective: float
     """Smallest effective sample size of all elements that vary."""
     divergent: int

@@ -204,7 +204,7 @@ class Preferences(NamedTuple):
     reading: float
     sweep: float
     gradient: float
-    """Of the evidence, at the sites."""
+    """Gradient of the evidence, at the sites."""
     next_gradient: float
     """With the fit of the field that it needs, from that at parameters a step away."""
     blocks: float

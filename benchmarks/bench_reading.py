@@ -1,4 +1,4 @@
-"""What a next run on equal shapes takes besides its fit, where the model is called once and where it is called anew."""
+"""Time of a next run on equal shapes besides its fit, where the model is called once and where it is called anew."""
 
 from __future__ import annotations
 

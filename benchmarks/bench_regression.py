@@ -113,7 +113,7 @@ def test_groups_with_common_coefficients(race, results):
 
     @jax.jit
     def condition(space, precision):
-        """As the loop of a fit does it: a single call would pay for the memory of its results."""
+        """Sweeps in a loop, as a fit makes them: a single call would pay for the memory of its results."""
 
         def sweep(_, precision):
             marginals = space.condition(precision, precision).marginals()

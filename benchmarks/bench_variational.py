@@ -251,7 +251,7 @@ def test_factor_analysis(benchmark, results, num_rows):
     learn = ("loadings", "intercept", "noise")
 
     def seconds_of(fit: Callable[[int], Any]) -> float:
-        """Of one step, from two lengths of the run: reading and starting drop out."""
+        """Seconds of one step, from two lengths of the run: reading and starting drop out."""
         taken = {}
         for count in (5, 25):
             start = time.perf_counter()

@@ -77,7 +77,7 @@ def test_a_study_keeps_its_draws_and_goes_on(tmp_path, monkeypatch):
     found = one.run([str(work)])
     assert runs == [0, 1, 0, 2] and found["squares"][2] == {"square": 4} and found["once"] == [first]
     assert study().run([str(work), "--write"]) == found and len(runs) == 4
-    assert study().run(["--minutes", "-1"]) == {"squares": [], "once": []}  # without a folder nothing is kept
+    assert study().run(["--minutes", "-1"]) == {"squares": [], "once": []}  # in a folder of its own
     (work / "remarks.md").write_text("As expected.")
     one.write("squares", table("draw | square", ((draw, row["square"]) for draw, row in enumerate(found["squares"]))))
     (page,) = tmp_path.glob("*-squares.md")

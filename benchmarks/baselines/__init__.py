@@ -1,1 +1,1 @@
-"""What the engines supersede: methods of the sources that tests and benchmarks compare with; not installed."""
+"""Methods of the sources that the engines supersede, with which tests compare; they are not installed."""

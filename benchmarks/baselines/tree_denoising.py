@@ -36,7 +36,7 @@ from .tree_parameters import em_step
 
 
 class TreeFit(NamedTuple):
-    """What :func:`fit` returns."""
+    """Result of :func:`fit`."""
 
     parameters: TreeParameters
     noise_variance: Array
@@ -48,7 +48,7 @@ class TreeDenoising(NamedTuple):
     """Posterior of an image, or the mixture of several."""
 
     mean: Array
-    """Of the shape of the image."""
+    """Mean of each pixel, of the shape of the image."""
     variance: Array
     """Variance of each pixel, of the shape of the image."""
     log_evidence: Array

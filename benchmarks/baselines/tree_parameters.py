@@ -120,7 +120,7 @@ def initial_parameters(
     high: type[Potential] = LaplacePotential,
     df: float = 3.0,
 ) -> TreeParameters:
-    """Where learning may start: scales a fifth and twice the root mean square of each group, states that persist.
+    """Parameters to begin at: scales a fifth and twice the root mean square of each group, states that persist.
 
     :param Forest forest: the forest.
     :param ArrayLike coefficients: coefficients of the raw data, of shape ``(num_nodes,)``.

@@ -134,7 +134,7 @@ def runs(name: str, way: str) -> None:
 
 
 def within(limit: int, name: str, way: str) -> np.ndarray:
-    """What :func:`runs` prints in a process that may take so many CPU-seconds, without the first run if others are."""
+    """Figures of :func:`runs` in a process that may take so many CPU-seconds, without the first run if others are."""
     call = [sys.executable, "-m", "benchmarks.evidence.nested", "--model", name, "--by", way]
     done = subprocess.run(
         call,

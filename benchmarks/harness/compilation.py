@@ -25,7 +25,7 @@ class Compiled(NamedTuple):
     executable: Callable[..., Any]
     args: tuple[Any, ...]
     seconds: float
-    """Of tracing, lowering and compiling."""
+    """Seconds of tracing, lowering and compiling."""
     peak_bytes: int | None
     """Arguments, results and temporaries, without the workspaces of library calls; unknown on some backends."""
 
@@ -55,7 +55,7 @@ def compile_sweep(form: LatentGaussian, num_sweeps: int = 2) -> Compiled:
 
 
 class ProgramLog:
-    """What JAX traces, lowers and compiles within a ``with`` block, by the name of the function, in CPU-seconds.
+    """Log of what JAX traces, lowers and compiles within a ``with`` block, by the name of the function, in CPU-seconds.
 
     The time of what is traced inside another trace is counted there alone.
 
@@ -90,7 +90,7 @@ class ProgramLog:
 
     @property
     def num_programs(self) -> int:
-        """How many programs the backend compiled."""
+        """Number of programs that the backend compiled."""
         return sum(map(len, self.stages["compile"].values()))
 
     def totals(self) -> dict[str, float]:

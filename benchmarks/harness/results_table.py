@@ -16,7 +16,7 @@ from .pages import in_words, run_environment
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a figure should be; a benchmark says whether it is, and never fails for it."""
+    """Bound that a figure should keep; a benchmark says whether it is, and never fails for it."""
 
     limit: float
     is_upper: bool
@@ -56,11 +56,11 @@ class Row:
     peer_peak_bytes: int | None = None
     remark: str = ""
     is_lower_limit: bool = False
-    """Whether the figure is ``value`` or more: the peer was stopped before it was done."""
+    """True if the figure is ``value`` or more: the peer was stopped before it was done."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What makes it another row than others: the same item may be compared with several peers."""
+        """Names that make it another row than others: the same item may be compared with several peers."""
         return self.item, self.dtype, self.peer, self.figure
 
     @property
@@ -146,7 +146,7 @@ class ResultsTable:
 
 
 def _choose_file(first: Path, environment: dict[str, str]) -> tuple[Path, dict[tuple[str, str, str, str], Row]]:
-    """Where this environment writes, without suffix, and the rows it wrote there before, by their keys."""
+    """Path that this environment writes to, without suffix, and the rows it wrote there before, by their keys."""
     path, number = first, 1
     while True:
         if path.with_suffix(".json").exists():

@@ -25,14 +25,13 @@ class Study:
     """Experiments by name, functions of the number of a draw that return what JSON can hold.
 
     ``python -m benchmarks.MODULE [WORK]`` runs what the folder ``WORK`` does not have yet, all experiments of a draw
-    before the next draw; without a folder nothing is kept. Options are those of :attr:`parser`, to which a study adds
-    its own before :meth:`run`.
+    before the next draw; without a folder it makes one and says where. Options are those of :attr:`parser`, to which a
+    study adds its own before :meth:`run`.
 
     :param doc: docstring of the module, shown by ``--help``.
     :param experiments: by names that make names of files.
     :param draws: numbers of draws, one for all or by name.
     :param environment: variables of a process of its own for each draw; ``None`` runs all in this process.
-    :param is_double: whether double precision is asked for.
     """
 
     def __init__(
@@ -42,9 +41,8 @@ class Study:
         *,
         draws: int | Mapping[str, int] = 1,
         environment: Mapping[str, str | None] | None = None,
-        is_double: bool = True,
     ) -> None:
-        self.experiments, self.environment, self.is_double = experiments, environment, is_double
+        self.experiments, self.environment = experiments, environment
         self.draws = draws if isinstance(draws, Mapping) else dict.fromkeys(experiments, draws)
         self.parser = parser = argparse.ArgumentParser(description=doc)
         parser.add_argument("work", type=Path, nargs="?", help="folder that keeps each draw, so that a run can go on")
@@ -58,14 +56,15 @@ class Study:
         self.work = Path()
 
     def run(self, argv: Sequence[str] | None = None) -> dict[str, list[Any]]:
-        """What each experiment found, by draws: all that is kept, and what is run now."""
+        """Findings of each experiment by draws: those that are kept, and those of this run."""
         self.options = options = self.parser.parse_args(argv)
-        numpyro.enable_x64(self.is_double)
+        numpyro.enable_x64()
         if options.one:
             print(json.dumps(self._measured(options.one[0], int(options.one[1]))))
             sys.exit()
         self.work = options.work or Path(tempfile.mkdtemp())
         self.work.mkdir(parents=True, exist_ok=True)
+        print(f"Draws are kept in {self.work}.", flush=True)
         if not options.write:
             names = options.only or list(self.experiments)
             draws = {name: self.draws[name] if options.draws is None else options.draws for name in names}

@@ -1,4 +1,4 @@
-"""What one would take for images otherwise, with the settings that are best when the truth is known."""
+"""Methods that one would take for images otherwise, with the settings that are best when the truth is known."""
 
 from __future__ import annotations
 

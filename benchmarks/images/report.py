@@ -53,7 +53,7 @@ def denoising() -> Methods:
 
 
 def medians(photo: str) -> Methods:
-    """What the mixture says of each pixel, by its mean and by its median, which heeds a few bases less."""
+    """Denoising by a mixture over bases: each pixel by its mean and by its median, which heeds a few bases less."""
     methods = Methods(f"Denoising, {photo} 128 x 128, noise 0.1", "dB", is_error=False)
     image = photograph(128, photo)
     noisy = noisy_photograph(image)

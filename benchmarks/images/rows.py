@@ -38,7 +38,7 @@ class Methods:
         has_bands: bool = True,
         **options: Any,
     ) -> None:
-        """Of an engine, with decibels and bands of the pixels ``where``."""
+        """Run an engine and add its row, with decibels and bands of the pixels ``where``."""
 
         def found() -> tuple[float, float | None]:
             engine.run(*data, **options)
@@ -60,7 +60,7 @@ class Methods:
 
 
 def risk_of(site: Any, pooling: str, noise: float = 1.0) -> str:
-    """How wrong its mean is, as the data have it; nothing where bands are not made of that."""
+    """Words on the error of a mean, as the data estimate it; nothing where bands are not made of that."""
     if pooling != "risk":
         return ""
     found = site.risk

@@ -1,4 +1,4 @@
-"""What sweeps and fits cost as pictures grow: EP of dense rows against a Cholesky factor, denoising per pixel."""
+"""Cost of sweeps and fits as pictures grow: EP of dense rows against a Cholesky factor, denoising per pixel."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def fit_whole(num_cells: int, num_sweeps: int) -> dict[str, Any]:
 
 
 def fit_in_batches(num_cells: int, num_batches: int, num_epochs: int) -> dict[str, Any]:
-    """As many cells, that come as batches of rows one after the other."""
+    """Fit as many cells, that come as batches of rows one after the other."""
     num_columns, cells_of_batch = num_cells // 1000, num_cells // num_batches
 
     def load() -> Iterator[tuple[np.ndarray, ...]]:
@@ -146,7 +146,7 @@ def divide_sweep(family: bg.Family) -> dict[str, Any]:
 
 
 def collective_bytes(text: str) -> int:
-    """What the collectives of a compiled program return, on each device."""
+    """Bytes that the collectives of a compiled program return, on each device."""
     total = 0
     for line in text.splitlines():
         found = re.search(

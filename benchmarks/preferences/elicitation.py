@@ -1,4 +1,4 @@
-"""Which pair to ask each person next: ``python -m benchmarks.preferences.elicitation WORK`` writes the table.
+"""The next pair to ask each person: ``python -m benchmarks.preferences.elicitation WORK`` writes the table.
 
 The protocol of Houlsby (2014), section 6.5: of the 45 pairs of ten items each person has answered 5, may be asked 35,
 and is tested on 5; ten questions, one to each person in each round, by information (BALD), by the entropy of the

@@ -36,7 +36,7 @@ _THESIS = {
 
 
 def asked_of(people: People, name: str) -> np.ndarray:
-    """Which pairs each person is asked: the same in all draws of people, so that their fits share their programs."""
+    """Pairs that each person is asked: the same in all draws of people, so that their fits share their programs."""
     order = np.argsort(np.random.default_rng(7).random(people.answers.shape), axis=1)
     asked = np.zeros(people.answers.shape, bool)
     np.put_along_axis(asked, order[:, : _NUM_ASKED[name]], True, axis=1)
@@ -75,7 +75,7 @@ def _tested(engine: Any, people: People, asked: np.ndarray, with_users: bool = F
 
 
 def by_moments(fit: Callable[..., Callable[..., Any]]) -> Callable[[People, np.ndarray], dict[str, float]]:
-    """Of a method that finds moments of the differences of all pairs."""
+    """Share of wrong answers of a method that finds moments of the differences of all pairs."""
 
     def found(people: People, asked: np.ndarray) -> dict[str, float]:
         mean, _ = fit(people.answers, people.kernel)(asked)
@@ -182,7 +182,7 @@ def _scales(found: dict[str, list[Any]]) -> str:
 
 
 def _targets(found: dict[str, list[Any]]) -> Iterator[str]:
-    """What was asked of the means, and whether it is so."""
+    """Sentences on what was asked of the means."""
 
     def said(what: str, is_met: bool, *differences: np.ndarray) -> str:
         return f"- {what}: {verdict(is_met)} ({', '.join(map(mean_and_error, differences))})."

@@ -72,8 +72,8 @@ def synthetic(seed: int) -> People:
 
 
 def features_of_people(known: np.ndarray) -> np.ndarray:
-    """Of the columns that are known of who ranked sushi: gender, age, time that it took, east or west as a child and
-    now, moved; and the region of now."""
+    """Features of who ranked sushi: gender, age, time that it took, east or west as a child and now, moved; and the
+    region of now."""
     return np.hstack([standardised(known[:, [1, 2, 3, 6, 9, 10]]), _indicators(known[:, 8])])
 
 
@@ -163,7 +163,7 @@ DATA: dict[str, Callable[[int], People]] = {"synthetic": synthetic, "sushi": sus
 
 
 _RANK, _NUM_AT_FIRST, _NUM_ITERATIONS, _DAMPING = 20, 100, 30, 0.5
-"""Of :func:`products`: iterations before the first question, and after each, which go on from the last."""
+"""Rank in :func:`products`, iterations before the first question and after each, which go on from the last."""
 
 
 @functools.cache

@@ -34,7 +34,7 @@ _SCALES_OF_B = 1.0, 3.0, 10.0
 
 
 def at_a_point(parts: list[np.ndarray], kernel: np.ndarray, V: np.ndarray) -> dict[str, float]:
-    """Of loadings that maximise the evidence of EP, from a start whose columns of zeros stay zero."""
+    """Figures of loadings that maximise the evidence of EP, from a start whose columns of zeros stay zero."""
     train, test, validation = parts
     fit, seconds = cpu_seconds(lambda: em(train, kernel, 2, init_values={"V": V}, num_users=200, num_steps=_NUM_STEPS))
     return {

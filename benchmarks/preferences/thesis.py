@@ -65,7 +65,7 @@ def _by_validation(parts: list[np.ndarray], seed: int, with_mean: bool) -> dict[
 
 
 def _all_features(train: np.ndarray, test: np.ndarray, users: np.ndarray, with_mean: bool) -> dict[str, float]:
-    """Of kernels on the features of people and of items, the field being that of the pairs that are asked or tests."""
+    """Loss by kernels on the features of people and items; the field is that of the pairs that are asked or tests."""
     both, seen = np.concatenate([train, test]), np.arange(len(train) + len(test)) < len(train)
     known = np.loadtxt(data_path("sushi", "sushi3.udata"))[users]
     of_people = kernel_of(features_of_people(known), 10.0)[np.ix_(both[:, 0], both[:, 0])]

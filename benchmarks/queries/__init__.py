@@ -1,1 +1,1 @@
-"""What to observe next: labels, hyperparameters, and axes of an apparatus."""
+"""Queries for the next observation: labels, hyperparameters, and axes of an apparatus."""

@@ -46,7 +46,7 @@ _KNOWS_LABELS = "entropy of the site"
 NAMES = (*ACQUISITIONS, _KNOWS_LABELS)
 _NUM_INITIAL, _FIRST_SEED = 5, 20140701
 _NOISE = 1e-3
-"""Of the field of real data, relative to its variance."""
+"""Noise of the field of real data, relative to its variance."""
 
 
 def classifier(x: Any, y: Any = None, labelled: Any = True, noise: float = 1e-6) -> None:
@@ -114,11 +114,11 @@ class Setting(NamedTuple):
     """A data set and its protocol."""
 
     data: Callable[[Any], dict[str, np.ndarray]]
-    """Of a key, for those that are generated."""
+    """Function of a key, for those that are generated."""
     test: Any = 0.5
     num_repeats: int = 20
     num_labels: int = 95
-    """As in the source, up to a hundred; of generated pools fewer, where a difference is clear before."""
+    """Labels that are asked for: up to a hundred, as in the source; fewer where a difference is clear before."""
     kernel: tuple[float, float] | None = None
     """Scale and length, where these are not found from labels."""
     thesis: tuple[float, ...] = ()

@@ -34,11 +34,11 @@ from .phases import ABOUT_HYPER, SETTINGS, SIZE, regression
 _NUM_ITEMS, _NUM_POOL, _NUM_TEST = 40, 200, 200
 _LENGTH, _SCALE = 1.0, 2.0
 _WARMUP, _NUM_DRAWS, _THINNING = 128, 128, 8
-"""Of NUTS, a quarter of BoTorch's default for the warmup, half of it for the draws, of which as many are kept."""
+"""Settings of NUTS: a quarter of BoTorch's default for the warmup and half of it for the draws, as many kept."""
 
 
 def comparisons(items: Any, first: Any, second: Any, y: Any = None, labelled: Any = True) -> None:
-    """Which of two items is liked better: noise of variance one on each of their utilities, as BoTorch has it."""
+    """Comparisons of two items: noise of variance one on each of their utilities, as BoTorch has it."""
     squares = jnp.sum(jnp.square(items[:, None] - items), -1)
     covariance = _SCALE**2 * jnp.exp(-0.5 * squares / _LENGTH**2) + 1e-6 * jnp.eye(len(items))
     f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(len(items)), covariance))

@@ -1,4 +1,4 @@
-"""Which observation tells most of hyperparameters: ``python -m benchmarks.queries.hyper_information`` writes the table.
+"""Observations that tell most of hyperparameters: ``python -m benchmarks.queries.hyper_information`` writes the table.
 
 Random Gaussian processes of one input, 7 to 13 observations each and 31 candidates (Houlsby 2014, section 3.3). Of each
 rule the information that is lost by taking its best candidate in the place of the best one, by sums over a fine grid of
@@ -48,7 +48,7 @@ def _problem(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def exact_information(x: np.ndarray, y: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """What an observation at each of some inputs tells of the hyperparameters, in nats.
+    """Information of an observation at each of some inputs about the hyperparameters, in nats.
 
     :param x: inputs, ``y`` observations there, ``at`` inputs of the candidates.
     """
@@ -101,7 +101,7 @@ RULES: Mapping[str, tuple[str, Callable[[Any], np.ndarray]]] = {
 
 
 def losses(num_problems: int = NUM_PROBLEMS) -> dict[str, np.ndarray]:
-    """Of each rule the information lost on each problem, in per cent of the largest; of lattices on some."""
+    """Information lost by each rule on each problem, in per cent of the largest; of lattices on some."""
     out: dict[str, list[float]] = {name: [] for name in RULES}
     for seed in range(num_problems):
         x, y = _problem(seed)

@@ -85,7 +85,7 @@ def check_gains() -> float:
 
 
 class Measured(NamedTuple):
-    """What a run has measured."""
+    """Axes and counts that a run has measured."""
 
     axes: jax.Array
     counts: jax.Array
@@ -147,7 +147,7 @@ def block_sizes(num_shots: int) -> list[int]:
 
 
 class Outcome(NamedTuple):
-    """Of one run."""
+    """Result of one run."""
 
     errors: jax.Array
     """E[1 - F] of the posterior to the truth after each block; linear in its mean, as the truth is pure."""
@@ -243,7 +243,7 @@ TRUTHS: dict[str, tuple[Callable[[int], np.ndarray], tuple[str, ...], int]] = {
     "a product state": (lambda _: np.asarray(density_matrix(amplitudes=[0, 1, 0, 0])), tuple(FAMILIES)[:4], 3000),
     "pure states drawn at random": (entangled, (tuple(FAMILIES)[0], tuple(FAMILIES)[-1]), 10_000),
 }
-"""Of Houlsby (2014, Fig. 4.3), with the designs that are compared on them and the shots."""
+"""States of Houlsby (2014, Fig. 4.3), with the designs that are compared on them and the shots."""
 
 
 def means_and_errors(errors: Any, width: int) -> list[str]:

@@ -145,7 +145,7 @@ def fit_pymc(problem: str, args: tuple[Any, ...], seed: int) -> None:
 
 @functools.cache
 def has_fits(peer: str, problem: str) -> bool:
-    """Whether a peer is installed and has the model: glmmTMB has no priors, without which ten rows may have no
+    """True if a peer is installed and has the model: glmmTMB has no priors, without which ten rows may have no
     estimate."""
     if peer == "PyMC":
         return find_spec("pymc_extras") is not None

@@ -72,7 +72,7 @@ def fit_ep(problem: Problem, num_samples: int) -> Callable[[int], tuple[Any, Any
 
 
 def fit_nuts(problem: Problem, num_samples: int) -> Callable[[int], tuple[Any, Any, Any]]:
-    """As :func:`fit_ep`, with the effective sample size of every element."""
+    """The same as :func:`fit_ep` by NUTS, with the effective sample size of every element."""
     options = {"init_strategy": init_to_median(num_samples=1), "max_tree_depth": MAX_TREE_DEPTH}
     mcmc = make_nuts(problem.model, NUM_WARMUP, num_samples, **options)
 

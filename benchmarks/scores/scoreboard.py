@@ -249,7 +249,7 @@ def main() -> None:
         reference = reference_moments()
 
         def fits_of(name: str, engine: str) -> Entry:
-            """What is known of a posterior, and the fit by one engine more."""
+            """Fits of a posterior that are known, and that by one engine more."""
             known = json.loads(RESULTS.read_text())["posteriors"].get(name, {})
             return known | {engine: measure(name, engine, reference[name])}
 
