@@ -1,0 +1,94 @@
+"""Pages of studies are written from what their folders keep: made-up findings of the right form make a whole page."""
+
+import importlib
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.harness import pages
+
+RANDOM = np.random.default_rng(0)
+RULES = ("information", "Fisher", "random")
+TASTES = ("GPitem", "VU, D = 1", "VU, D = 2", "GPVU, D = 2")
+
+
+def some(*keys, **fixed):
+    return {key: float(RANDOM.random()) for key in keys} | fixed
+
+
+def fit(**fixed):
+    return some("loss", "error", "evidence", "validation", "sigma", "seconds", converged=1.0, **fixed)
+
+
+def ranks(*sites):
+    found = {site: RANDOM.integers(0, 400, (5, 3)).tolist() for site in sites}
+    return {"seconds": 1.0, "ranks": found, "converged": [True] * 5, "errors": [], "warnings": []}
+
+
+def elicitation(study):
+    return {name: [{rule: [0.5, 0.4] for rule in study._ACQUISITIONS}] * 2 for name in study.CASES}
+
+
+def models(study):
+    systems = {name: fit(scale=2.0) for name in study.SYSTEMS}
+    surface = {"evidence": RANDOM.random((5, 5)).tolist(), "converged": np.ones((5, 5)).tolist()}
+    return {name: [systems, systems] for name in study.DATA} | {"surface": [surface]}
+
+
+def held_out(study):
+    sampled, thesis = study.sampled, study.thesis
+    integrated = fit(scale=1.0, mean_scale=1.0, effective=20.0)
+    names = ("GPitem", "VU, D = 2", "GPVU, D = 2", sampled._BY_BOUND, sampled._SAMPLED)
+    ends = [name + end for name in thesis._THESIS for end in ("", ", no b")]
+    return {
+        "sushi_a": [{name: fit() for name in TASTES}] * 2,
+        "sushi_a_integrated": [{"V and b integrated, D = 2": fit()}],
+        "sushi_a_learned": [{"VU, D = 2": fit(), "GPVU, D = 2": fit(psi=1.0, alpha=0.1)}] * 2,
+        "sushi_a_sampled": [dict.fromkeys(names, integrated)] * 2,
+        "sushi_a_thesis": [{name: fit(rank=1.0, iterations=2.0) for name in ends}] * 2,
+    }
+
+
+def adaptive_tests(study):
+    bank = {rule: {step: 0.5 for step in ("1", "5", "10", "20", "30")} for rule in RULES}
+    shares = {"size": 100, "coverage": dict.fromkeys(("5", "10", "20", "30"), 0.9), "rmse": 0.3}
+    people = {kind: dict.fromkeys((*RULES, "Big Five"), [3.0, 4.0]) for kind in ("independent", "correlated")}
+    return {
+        "speed": [some("first", "median", "largest", compiled_later=0)],
+        "bank": [bank],
+        "coverage": [[shares | {"items": items} for items in ("point", "posterior")]],
+        "people": [people],
+    }
+
+
+def exact(study):
+    name, failed, *_ = study.MODELS
+    ways = {way: [100.0, 3.0, rate, 0] for way, rate in (("as written", 50.0), (study.COORDINATES, 25.0))}
+    return {name: [{"ways": ways}], failed: [{"failed": "ValueError: no"}]}
+
+
+STUDIES = {
+    "preferences.elicitation": (elicitation, "| synthetic | alone | 2 | 0.500 ± 0.0000 | 0.400 ± 0.0000 |"),
+    "preferences.models": (models, "Maximum at log lengths in {0, 0.5}"),
+    "preferences.held_out": (held_out, "| GPitem-EP | 0.875 |"),
+    "items.adaptive_tests": (adaptive_tests, "| 100 | posterior | 0.900 |"),
+    "items.coverage": (lambda _: {kind: [ranks("trait")] * 2 for kind in ("points",)}, "10 fitted, 0 not converged"),
+    "evidence.calibration": (lambda _: {"preferences": [ranks("own")]}, "| `preferences` | `own` (3) |"),
+    "evidence.exact": (exact, "as written (0.5)."),
+}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_page_is_made_of_what_is_kept(name, tmp_path, monkeypatch):
+    study = importlib.import_module(f"benchmarks.{name}")
+    findings, expected = STUDIES[name]
+    for experiment, draws in findings(study).items():
+        for draw, found in enumerate(draws):
+            (tmp_path / f"{experiment}-{draw}.json").write_text(json.dumps(found))
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(study, "keep_compiled_programs", lambda folder: None, raising=False)
+    monkeypatch.setattr(sys, "argv", ["study", str(tmp_path), "--write"])
+    study.main()
+    assert expected in "\n".join(page.read_text() for page in tmp_path.glob("*.md"))
