@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.linalg import solve_triangular
 
+from .lanes import positive_solve_in_lanes, suits_lanes
+
 __all__ = [
     "LARGEST_DENSE",
     "cholesky",
@@ -20,6 +22,7 @@ __all__ = [
     "half_log_determinant",
     "inverse_lower",
     "inverse_lower_in_blocks",
+    "positive_solve",
     "safe_sqrt",
     "solve_lower",
     "solve_upper",
@@ -112,6 +115,14 @@ def solve_upper(factor: Array, x: Array) -> Array:
 def cholesky_solve(factor: Array, x: Array) -> Array:
     """``(L L^T)^-1 x`` for ``x`` of shape ``(..., n)``."""
     return solve_upper(factor, solve_lower(factor, x[..., None]))[..., 0]
+
+
+def positive_solve(matrix: Array, x: Array) -> Array:
+    """``A^-1 x`` for symmetric positive definite ``A`` of shape ``(..., n, n)`` and ``x`` of shape ``(..., n)``, where
+    the factor is not wanted; nan where ``A`` is not positive definite."""
+    if suits_lanes(matrix):
+        return positive_solve_in_lanes(matrix, x)
+    return cholesky_solve(cholesky(matrix), x)
 
 
 def inverse_lower(factor: Array) -> Array:

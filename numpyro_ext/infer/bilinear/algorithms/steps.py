@@ -21,7 +21,7 @@ import optax
 from jax import Array, lax
 
 from ....compilation.pytree import PyTree
-from ....linalg.cholesky import cholesky, cholesky_inverse, cholesky_solve
+from ....linalg.cholesky import cholesky, cholesky_inverse, positive_solve
 from ....structure.bilinear.form import CoupledSide, GaussianSide, Side
 from .cells import Block, CellSums, View, over_devices, sum_cells, sum_values
 from .incidence import CoupledBlock, SideBlock, coupled_divergence, make_coupled_feasible, touched
@@ -117,7 +117,7 @@ def _natural_step(own: Block, prior: GaussianSide, sums: CellSums, step: Array) 
         own_prior = own_prior[:, :, None] * jnp.eye(own_prior.shape[-1], dtype=own_prior.dtype)
     precision = precision + own_prior
     if own.covariance is None:
-        return Block(own.mean + step[:, None] * cholesky_solve(cholesky(precision), slope), None)
+        return Block(own.mean + step[:, None] * positive_solve(precision, slope), None)
     weight = step[:, None, None]
     mixed = (1.0 - weight) * cholesky_inverse(cholesky(own.covariance)) + weight * precision
     covariance = cholesky_inverse(cholesky(mixed))

@@ -12,7 +12,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array
 
-from .....linalg.cholesky import cholesky, cholesky_inverse, cholesky_solve
+from .....linalg.cholesky import cholesky, cholesky_inverse, cholesky_solve, positive_solve
 from .....structure.bilinear.form import GaussianSide
 from ..cells import Block
 from .sums import VectorSums
@@ -56,11 +56,11 @@ def closed_update(own: Block, prior: GaussianSide, sums: VectorSums, groups: tup
     mean = own.mean
     for start, stop in groups:
         if (start, stop) == (0, size):
+            if own.covariance is None or own.covariance.ndim == 2:
+                mean = positive_solve(precision, linear)
+                continue
             factor = cholesky(precision)
-            mean = cholesky_solve(factor, linear)
-            if own.covariance is not None and own.covariance.ndim == 3:
-                return Block(mean, cholesky_inverse(factor))
-            continue
+            return Block(cholesky_solve(factor, linear), cholesky_inverse(factor))
         here = slice(start, stop)
         block = precision[:, here, here]
         # What the other components leave, which stay where they are.
@@ -79,4 +79,4 @@ def closed_update(own: Block, prior: GaussianSide, sums: VectorSums, groups: tup
 def _solved(matrix: Array, right: Array) -> Array:
     if matrix.shape[-1] == 1:
         return right / matrix[..., 0]
-    return cholesky_solve(cholesky(matrix), right)
+    return positive_solve(matrix, right)
