@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -115,7 +116,18 @@ def paired_symbols(
     :param alpha: concentration of the prior of ``pi``.
     :param beta: concentration of the prior of ``psi``.
     :param int num_pairs: rows of a table that is sampled.
+    :raises ValueError: if the table has no three columns, or nothing is censored.
     """
+    if pairs is not None and (jnp.ndim(pairs) != 2 or jnp.shape(pairs)[1] != 3):
+        raise ValueError(
+            "pairs must be a table with a row (user, item, count) for each pair, of shape (n, 3); got one of shape "
+            f"{jnp.shape(pairs)}."
+        )
+    if not isinstance(num_censored, jax.core.Tracer) and not num_censored > 0:
+        raise ValueError(
+            f"num_censored must be positive; got {num_censored}. Without censored pairs all products are as large as "
+            "the priors allow: assume some, such as one for each pair that occurred."
+        )
     scale_u, scale_v, scale_b = (1.0 / jnp.sqrt(jnp.asarray(tau, float)) for tau in (tau_u, tau_v, tau_b))
     with numpyro.plate("users", num_users):
         u = numpyro.sample("u", dist.Normal(0.0, scale_u).expand([rank]).to_event(1))

@@ -296,3 +296,17 @@ def test_who_takes_pairs():
     for bad in (SMALL - 1, SMALL + [3, 0, 0], SMALL + [0, 0, 0.5], SMALL[:, :2]):
         with pytest.raises(ModelStructureError, match=r"pairs.*(tables with a row \(i, j, count\)|has data of shape)"):
             BilinearVG(variant, bound="jaakkola").run(random.key(0), bad)
+
+
+@pytest.mark.parametrize(
+    "pairs, num_censored, words",
+    [
+        (SMALL[:, :2], 4.0, r"of shape \(n, 3\)"),
+        (SMALL[0], 4.0, r"got one of shape \(3,\)"),
+        (SMALL, 0.0, "assume some"),
+    ],
+)
+def test_tables_and_numbers_that_are_none_are_refused_by_the_model(pairs, num_censored, words):
+    engine = BilinearVG(paired_symbols, bound="jaakkola")
+    with pytest.raises(ModelStructureError, match=words):
+        engine.run(random.key(0), pairs, num_users=3, num_items=2, rank=1, num_censored=num_censored)

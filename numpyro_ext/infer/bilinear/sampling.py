@@ -127,8 +127,10 @@ class CellSampler:
                 raise ValueError(f"{name} must be from 0 to {number - 1}; got {index.min()} to {index.max()}.")
         order = np.lexsort((j, i))
         i, j = i[order].astype(np.int32), j[order].astype(np.int32)
-        if np.any((np.diff(i) == 0) & (np.diff(j) == 0)):
-            raise ValueError("A cell is listed twice: list each one once.")
+        twice = np.flatnonzero((np.diff(i) == 0) & (np.diff(j) == 0))
+        if twice.size:
+            place = f"row {i[twice[0]]} and column {j[twice[0]]}"
+            raise ValueError(f"The cell of {place} is listed twice: list each one once.")
         num_ones, num_zeros = i.size, num_rows * num_cols - i.size
         if not num_ones or not num_zeros:
             raise ValueError(
