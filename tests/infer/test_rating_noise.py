@@ -20,7 +20,7 @@ from numpyro_ext.infer import BilinearEP
 from numpyro_ext.infer.bilinear.algorithms import hybrid
 from numpyro_ext.infer.bilinear.algorithms.messages import Message, Moments, as_message, mean_of, times
 from numpyro_ext.infer.bilinear.algorithms.ratings.cuts import level_probabilities, step_messages
-from numpyro_ext.infer.bilinear.algorithms.ratings.noise import init
+from numpyro_ext.infer.bilinear.algorithms.ratings.noise import init, without_factor
 from numpyro_ext.infer.bilinear.algorithms.ratings.side_hyper import SidePosterior, rescaled
 from numpyro_ext.infer.bilinear.algorithms.ratings.variances import GammaMessage, matched_gamma, share_of_way
 from numpyro_ext.infer.bilinear.noise_run import NoisyModel
@@ -249,6 +249,33 @@ def test_sweeps_are_those_of_variational_bayes():
         np.testing.assert_allclose(own.seen.mean, other.seen.mean, rtol=1e-10)
         np.testing.assert_allclose(own.seen.variance, other.seen.variance, rtol=1e-10)
     assert np.max(np.abs(found[0].seen.mean - start.rows.seen.mean)) > 0.1
+
+
+def test_a_cell_that_explains_its_predictor_leaves_a_share_of_the_prior():
+    """What is left when its message is taken out was next to nothing, and lay anywhere."""
+    form = read(ratings, USER, ITEM, RATING)[1]
+    sides = [Moments(side.mean, jnp.full(side.mean.shape, 0.5)) for side in form.sides]
+    start = init(form, *sides)
+    variance = jnp.full(40, 0.5)
+    said = jnp.linspace(0.0, 2.0 - 1e-9, 40)
+    left = without_factor(
+        form.cells, Moments(jnp.ones(40), variance), Message(said, said), start.rows.prior, start.columns.prior
+    )
+    rows, columns = (
+        [np.asarray(x)[index] for x in (mean_of(prior), 1.0 / prior.precision)]
+        for prior, index in ((start.rows.prior, USER), (start.columns.prior, ITEM))
+    )
+    (u, s), (v, t) = rows, columns
+    k, cells = form.cells.coupling.shape[1], form.cells
+    products = u[:, :k] ** 2 * t[:, :k] + s[:, :k] * v[:, :k] ** 2 + s[:, :k] * t[:, :k]
+    total = np.sum(cells.coupling**2 * products, 1)
+    for linear, spread in ((cells.row_linear, s), (cells.column_linear, t)):
+        if linear.shape[1]:
+            total += np.sum(linear**2 * spread, 1)
+    least = 0.2 / total
+    np.testing.assert_allclose(left.precision, np.maximum(2.0 - said, least), rtol=1e-10)
+    assert np.any(2.0 - said < least) and np.any(2.0 - said > least)
+    np.testing.assert_allclose(left.shift, 2.0 - said, rtol=1e-10, atol=1e-12)
 
 
 def uneven(user, item, rating):

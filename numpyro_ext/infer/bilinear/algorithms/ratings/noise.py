@@ -24,9 +24,11 @@ from .cuts import CutState
 from .side_hyper import SidePosterior, prior_at_points, prior_message, rescaled, side_start, updated_side
 from .variances import GammaMessage, Rule, gamma_of, updated_gammas
 
-__all__ = ["NoiseInfo", "NoiseState", "at_points", "init", "noise_variances", "step"]
+__all__ = ["NoiseInfo", "NoiseState", "at_points", "init", "noise_variances", "step", "without_factor"]
 
 _VB_SWEEPS = 10
+_LEAST_SHARE = 0.2
+"""Share of the prior precision of a predictor that is left at least, once the message of its factor is taken out."""
 _VISITS = 3
 """Visits of boundaries in each iteration: they cost little and are slow to settle."""
 
@@ -134,7 +136,7 @@ def step(
     )
     rows, columns = hybrid.swept(form.cells, factor, state.rows, state.columns, num_sweeps=_VB_SWEEPS)
     mean, variance = hybrid.predictor_moments(form.cells, rows.seen, columns.seen)
-    new_product = divided(as_message(Moments(mean, variance)), factor)
+    new_product = without_factor(form.cells, Moments(mean, variance), factor, rows.prior, columns.prior)
     product = damped(state.product, new_product, damping)
     below = Moments(mean_of(product), 1.0 / product.precision)
     noise = noise_variances(form, scales, of_cavities=True)
@@ -149,6 +151,22 @@ def step(
     new = NoiseState(cuts, value, factor, product, blocks[0], blocks[1], scales, (sides[0], sides[1]))
     number = skipped + skipped_scales + jnp.sum(~(new_product.precision > 0.0))
     return new, NoiseInfo(_change(form, state, new) / damping, number, limited)
+
+
+def without_factor(
+    cells: Bilinear, predictor: Moments, factor: Message, row_prior: Message, column_prior: Message
+) -> Message:
+    """Messages of the products to the predictors: the moments of variational Bayes without what the factors say.
+
+    Without a cell its predictor is no less certain than under the prior. But the variances of variational Bayes are too
+    small, so that next to nothing is left of a cell that has drawn its vectors along. The message would lie anywhere,
+    and the noise, which explains the cell, and the product would chase each other for ever; so a share of the prior
+    precision is left at least.
+    """
+    left = divided(as_message(predictor), factor)
+    rows, columns = (Moments(mean_of(prior), 1.0 / prior.precision) for prior in (row_prior, column_prior))
+    least = _LEAST_SHARE / hybrid.predictor_moments(cells, rows, columns)[1]
+    return left._replace(precision=jnp.maximum(left.precision, least))
 
 
 def _is_silent(cells: Bilinear) -> Array:
