@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Unpack
 
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from ..front.running.progress import warn
 from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
-from .algorithms.nodes.find_shared_columns import find_shared_columns
+from .algorithms.nodes.find_shared_columns import find_kinds, find_shared_columns, kinds_hold
 from .algorithms.nodes.quadrature import Quadrature
 from .algorithms.nodes.shared_columns import SharedColumns
 from .engine import Engine, GaussianOptions
@@ -96,11 +97,27 @@ class AdaptiveQuadrature(Engine):
         self._chosen_nodes: int | None = None
 
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
-        shared, num_nodes = None, self.num_nodes or self._chosen_nodes
+        found = self._shared_columns(reading, _probes(reading)) if self._may_share else None
+        return Quadrature(self.num_nodes or self._chosen_nodes) if found is None else found
+
+    def _shared_columns(self, reading: LatentGaussianReading, forms: list[LatentGaussian]) -> SharedColumns | None:
+        """The algorithm of one table for all blocks, where their factors differ in outcomes alone.
+
+        :param forms: of the reading at hyperparameters that no model knows of.
+        """
         # of two unknowns a rule of given size is for the density of each block
-        if self._may_share and (self.num_nodes is None or reading.abstract_form.blocks.columns.shape[1] == 1):
-            shared = find_shared_columns(_probes(reading), num_nodes)
-        return Quadrature(num_nodes) if shared is None else shared
+        if self.num_nodes is not None and reading.abstract_form.blocks.columns.shape[1] > 1:
+            return None
+        found = find_shared_columns(forms, self.num_nodes or self._chosen_nodes)
+        kinds = reading.kinds
+        return found if found is None or kinds is None else replace(found, num_kinds=len(kinds.first))
+
+    def _with_kinds(self, reading: LatentGaussianReading) -> LatentGaussianReading:
+        if not self._may_share or reading.kinds is not None:
+            return reading
+        forms = _probes(reading)
+        found = self._shared_columns(reading, forms)
+        return reading if found is None else reading.with_kinds(find_kinds(forms, found))
 
     def _fit(
         self,
@@ -111,10 +128,12 @@ class AdaptiveQuadrature(Engine):
     ) -> GaussianRun:
         """Fit, and look at the end whether the nodes were enough: more of them, where their number is not given."""
         run = super()._fit(reading, rng_key, init_state, begun)
-        algorithm, hyper = run.algorithm, run.fit.hyper
+        reading, algorithm, hyper = run.reading, run.algorithm, run.fit.hyper
         is_shared = isinstance(algorithm, SharedColumns)
-        if is_shared and find_shared_columns([reading.compiled_form(hyper)]) is None:
-            return self._unshared()._fit(reading, rng_key, None)
+        if isinstance(algorithm, SharedColumns):
+            form = reading.compiled_form(hyper)
+            if find_shared_columns([form]) is None or not kinds_hold(form, algorithm):
+                return self._unshared()._fit(reading.with_kinds(None), rng_key, None)
         error, rounding, num_nodes = quadrature_error(reading, algorithm, hyper, run.fit.last_state.state)
         dimension = reading.abstract_form.blocks.columns.shape[1]
         more = 3 * num_nodes // 2 if is_shared and dimension > 1 else 2 * num_nodes - 1
@@ -125,7 +144,8 @@ class AdaptiveQuadrature(Engine):
             finer._chosen_nodes = more
             return finer._fit(reading, rng_key, run.fit.last_state)
         if is_shared and not error <= _WORTH_A_WORD and dimension > 1:
-            return self._unshared()._fit(reading, rng_key, None)  # sharp blocks, each of which needs nodes of its own
+            # sharp blocks, each of which needs nodes of its own
+            return self._unshared()._fit(reading.with_kinds(None), rng_key, None)
         messages = run.fit.diagnostics.messages
         if not error <= max(_WORTH_A_WORD, rounding):
             message = (

@@ -176,6 +176,8 @@ class Engine(GaussianAnswers):
         begun: Begun = NOTHING_BEGUN,
     ) -> GaussianRun:
         """Run the algorithm on a latent Gaussian model."""
+        if begun is NOTHING_BEGUN:
+            reading = self._with_kinds(reading)
         space, algorithm, programs = self._compile(reading, begun.runs_often)
         make = partial(self._make_run, reading, space, rng_key=rng_key, algorithm=algorithm, programs=programs)
 
@@ -197,6 +199,10 @@ class Engine(GaussianAnswers):
         for message in told:
             warn(f"{type(self).__name__}: {message}")
         return run
+
+    def _with_kinds(self, reading: LatentGaussianReading) -> LatentGaussianReading:
+        """The reading with the blocks that are alike, of an engine that counts them once."""
+        return reading
 
     def _integrated(
         self, make: Callable[..., GaussianRun], result: Fit, space: UnconstrainedSpace
@@ -374,9 +380,10 @@ class Engine(GaussianAnswers):
     def _restore(
         self, content: Content, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> FinishedRun:
-        reading = self._read(rng_key, args, kwargs, check=False)
+        plain = self._read(rng_key, args, kwargs, check=False)
+        reading = self._with_kinds(plain)
         space, algorithm, programs = self._compile(reading)
-        result = fit_from_content(content, reading, space, programs.init_state, programs.init_search)
+        result = fit_from_content(content, plain, space, programs.init_state, programs.init_search)
         return self._make_run(
             reading,
             space,

@@ -20,6 +20,8 @@ from ..front.answers.bounded_sites import BoundedPosterior
 from ..front.answers.draws import Draws, draw_inside_support, with_hyper, with_predictive
 from ..front.answers.resampling import num_proposals, psis_resampled
 from ..front.answers.sites import LargeSite, PosteriorSites, SitePosterior, gaussian_draws, missing_sites
+from ..front.files.archive import Content
+from ..front.files.saved_runs import fit_to_content
 from ..front.results import Diagnostics
 from ..front.run import FinishedRun
 from .algorithms.algorithm import Algorithm
@@ -75,6 +77,10 @@ class GaussianRun(FinishedRun):
     def describe(self) -> str:
         """Describe the reading of the model, and its treatment by the algorithm."""
         return "\n".join([super().describe(), *self.algorithm.notes])
+
+    def content(self) -> Content:
+        """The outcome as plain containers. Blocks that are alike are looked for again."""
+        return fit_to_content(self.fit, self.reading.with_kinds(None))
 
     @property
     def full_diagnostics(self) -> Diagnostics:

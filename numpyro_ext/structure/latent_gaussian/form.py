@@ -14,7 +14,7 @@ from ...linalg.gaussian.spaces.touched_space import Touched
 from ...linalg.gaussian.sparse_layout import SparseLayout
 from ...potentials.base import Potential
 
-__all__ = ["AffineMap", "Blocks", "LatentGaussian"]
+__all__ = ["AffineMap", "BlockKinds", "Blocks", "LatentGaussian"]
 
 
 class AffineMap(NamedTuple):
@@ -33,6 +33,17 @@ class Blocks(NamedTuple):
 
     rows: Array
     columns: Array
+
+
+class BlockKinds(NamedTuple):
+    """Blocks with equal factors, data and priors, as of people with the same answers: one stands for all of a kind."""
+
+    first: Array
+    """A block of each kind, shape ``(U,)``; padded with a block that counts nothing."""
+    number: Array
+    """How many blocks each kind has, zero of padding, real numbers of shape ``(U,)``."""
+    of_blocks: Array
+    """Kind of each block, shape ``(num_blocks,)``."""
 
 
 class LatentGaussian(NamedTuple):
@@ -64,6 +75,8 @@ class LatentGaussian(NamedTuple):
     """Quantities that rows touch of blocks, where these are much fewer than the unknowns."""
     layout: SparseLayout | None = None
     """Places of all entries in a sparse posterior precision, where a prior is sparse."""
+    kinds: BlockKinds | None = None
+    """Blocks that are alike, where an engine has looked for them; see :meth:`LatentGaussianReading.with_kinds`."""
 
     @property
     def num_rows(self) -> int:

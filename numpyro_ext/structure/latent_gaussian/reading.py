@@ -35,7 +35,7 @@ from ..program.rows.state_rows import NoStateSpace, StateRows, find_time_blocks
 from .blocks import find_blocks
 from .border import find_border
 from .costs import COSTS, LayoutCosts
-from .form import AffineMap, Blocks, LatentGaussian
+from .form import AffineMap, BlockKinds, Blocks, LatentGaussian
 from .looked_up import LookedUp
 from .not_finite import explain_not_finite
 from .prior_columns import PriorColumns
@@ -267,19 +267,37 @@ class LatentGaussianReading(ModelReading):
             None if indices.border is None else Border(*jax.tree.map(jnp.asarray, indices.border)),
             touched,
             indices.layout,
+            indices.kinds,
         )
 
     @cached_property
     def abstract_form(self) -> LatentGaussian:
         """The form with shapes and dtypes in place of numbers, for questions about its families."""
-        return shared(_compiled_form, self).eval_shape(self.initial_hyper(), self.data)
+        return shared(_compiled_form, self).eval_shape(self.initial_hyper(), self.with_kinds(None).data)
 
     def compiled_form(self, hyper: Mapping[str, object]) -> LatentGaussian:
         """:meth:`form` of the model's data, by one compiled function instead of one for each operation.
 
         :param hyper: all hyperparameters, constrained.
         """
-        return shared(_compiled_form, self)(hyper, self.data)
+        form: LatentGaussian = shared(_compiled_form, self)(hyper, self.with_kinds(None).data)
+        return form._replace(kinds=self.kinds)
+
+    @property
+    def kinds(self) -> BlockKinds | None:
+        """Blocks that are known to be alike, in the data of this reading."""
+        return self._indices(None).kinds
+
+    def with_kinds(self, kinds: BlockKinds | None) -> Self:
+        """The same reading, whose forms say which blocks are alike.
+
+        :param BlockKinds kinds: which the caller has found in the data of this reading; ``None`` to say nothing.
+        """
+        if kinds is self.kinds:
+            return self
+        out = self._copy()
+        out.data = (*self.data[:-1], self._indices(None)._replace(kinds=kinds))
+        return out
 
     def maps(
         self, hyper: Mapping[str, object], data: Sequence[object] | None = None, names: Sequence[str] | None = None

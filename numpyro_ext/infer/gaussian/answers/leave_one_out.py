@@ -221,7 +221,7 @@ def log_refitted(
 
     def refit(row: Array) -> tuple[Array, Array]:
         observed = tuple(mask & (first != row) for mask, first in zip(form.observed, firsts, strict=True))
-        others = form._replace(observed=observed)
+        others = form._replace(observed=observed, kinds=None)
         found, info = algorithm.solve(others, state, num_steps=num_steps, tol=tol)
         posterior = dataclasses.replace(algorithm.posterior(others, found), covariance_family="full")
         return log_predictive_factors(form, *posterior.predictor_moments())[row], info.converged

@@ -89,14 +89,15 @@ def second_derivatives(
     """
     columns, powers = columns_fn(values), _powers(nodes)
     parts = [_scores(columns, k, nodes, function) for k, function in enumerate(log_probabilities)]
-    prior = _expected_prior_scores(blocks.variance, found) if has_prior_parameters else None
+    counts = jnp.ones_like(found.first) if blocks.number is None else blocks.number
+    prior = _expected_prior_scores(blocks.variance, found, counts) if has_prior_parameters else None
     bends, linear = [], []
     for k, part in enumerate(parts):
         outcomes = found.outcomes[k].reshape(-1, part.first.shape[2], len(nodes)).swapaxes(1, 2)  # (K - 1, Q, G)
         # the first outcome is what all others are counted from
-        counts = jnp.concatenate([found.answers[k].T[None] - jnp.sum(outcomes, axis=0), outcomes])
-        bends.append(jnp.einsum("kqg,kqgij->qgij", counts, part.second))
-        slope = jnp.einsum("kqg,kqgi->qgi", counts, part.first)
+        shares = jnp.concatenate([found.answers[k].T[None] - jnp.sum(outcomes, axis=0), outcomes])
+        bends.append(jnp.einsum("kqg,kqgij->qgij", shares, part.second))
+        slope = jnp.einsum("kqg,kqgi->qgi", shares, part.first)
         linear.append((jnp.sum(slope, axis=0), slope[:, :, 0].T @ powers[:, 1:]))
 
     def held(x: Array) -> Array:
@@ -126,21 +127,23 @@ def second_derivatives(
         total += jnp.einsum("bid,bij,bje->de", prior_jacobian, prior.second, prior_jacobian)
     by_all = [jnp.concatenate([j.reshape(-1, values.size) for j in of]) for of in zip(*by_power, strict=True)]
 
-    def with_masses(places: Array, weight: Array) -> _Blocks:
+    def with_masses(places: Array, number: Array) -> _Blocks:
         own, own_jacobian = jax.tree.map(lambda x: x[places], (blocks, prior_jacobian))
-        masses = jax.nn.softmax(joint_log_density(tables, own, nodes), axis=1) * weight[:, None]
+        masses = jax.nn.softmax(joint_log_density(tables, own, nodes), axis=1) * number[:, None]
         first = None if prior is None else _prior_slopes(nodes - own.shift[:, None], own.variance[:, None])
-        return _Blocks(masses, own.labels, own.observed, first, own_jacobian)
+        return _Blocks(masses, number, own.labels, own.observed, first, own_jacobian)
 
     means = blocks.shift.reshape(len(found.first), -1)[:, 0] + found.first
-    return total, _missing(with_masses, means, [part.first for part in parts], by_all, powers, is_rough)
+    return total, _missing(with_masses, means, counts, [part.first for part in parts], by_all, powers, is_rough)
 
 
 class _Blocks(NamedTuple):
     """Arrays with a row for each of some blocks."""
 
     weights: Array
-    """Posterior masses of the nodes, shape ``(B, Q)``."""
+    """Posterior masses of the nodes, times the number of blocks that each stands for, shape ``(B, Q)``."""
+    number: Array
+    """This number, shape ``(B,)``."""
     labels: tuple[Array, ...]
     observed: tuple[Array, ...] | None
     prior: Array | None
@@ -152,6 +155,7 @@ class _Blocks(NamedTuple):
 def _missing(
     with_masses: Callable[[Array, Array], _Blocks],
     means: Array,
+    counts: Array,
     tables: list[Array],
     by_all: list[Array],
     powers: Array,
@@ -162,8 +166,9 @@ def _missing(
     Blocks are taken in the order of their posterior means, some hundred at a time: most nodes have no mass in any of
     these, and are left out.
 
-    :param with_masses: from numbers of blocks and their weights to these blocks.
+    :param with_masses: from places of blocks and how many each stands for to these blocks.
     :param means: posterior means of all blocks, shape ``(B,)``.
+    :param counts: how many each of them stands for, shape ``(B,)``.
     :param tables: derivatives of the log probabilities of each family, shape ``(K, Q, G, m)`` each.
     :param by_all: derivatives of the parameters of columns by hyperparameters, and what each coordinate of the node
         adds to them, shape ``(Gm, d)`` each.
@@ -179,8 +184,9 @@ def _missing(
 
     def chunk(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         places = order[index]
-        # one past the end is the last block, without weight
-        own = with_masses(jnp.minimum(places, number - 1), (places < number).astype(means.dtype))
+        # one past the end is the last block, which counts nothing then
+        places = jnp.minimum(places, number - 1)
+        own = with_masses(places, jnp.where(order[index] < number, counts[places], 0.0))
         products, lost = _products(tables, by_all, powers, own)
         return carry[0] + products, carry[1] + lost
 
@@ -192,7 +198,7 @@ def _missing(
     for (a, b), product in zip(_pairs(powers), products, strict=True):
         term = by_all[a].T @ product @ by_all[b]
         total += term if a == b else term + term.T
-    return jnp.where(is_rough, number / size, 1.0) * total
+    return jnp.where(is_rough, jnp.sum(counts) / jnp.sum(counts[spread]), 1.0) * total
 
 
 def _products(tables: list[Array], by_all: list[Array], powers: Array, blocks: _Blocks) -> tuple[Array, Array]:
@@ -228,7 +234,7 @@ def _products(tables: list[Array], by_all: list[Array], powers: Array, blocks: _
         of_columns = jnp.stack([in_sum(weights * blocks.prior[:, :, i]) for i in range(2)])  # (2, B, d)
         term = jnp.einsum("ibd,bie->de", of_columns, blocks.prior_jacobian)
         lost += term + term.T
-    return products, lost - mean.T @ mean
+    return products, lost - mean.T @ (mean / jnp.maximum(blocks.number, 1.0)[:, None])
 
 
 def _of_outcomes(tables: list[Array], blocks: _Blocks) -> Array:
@@ -301,10 +307,10 @@ def _prior_slopes(away: Array, variance: Array) -> Array:
     return jnp.stack([away / variance, 0.5 * (away**2 / variance - 1.0) / variance], axis=-1)
 
 
-def _expected_prior_scores(variance: Array, found: Expected) -> _Scores:
-    """The same as they are expected, ``(B, 2)``, and second derivatives, ``(B, 2, 2)``."""
+def _expected_prior_scores(variance: Array, found: Expected, counts: Array) -> _Scores:
+    """The same as they are expected, ``(B, 2)``, and second derivatives, ``(B, 2, 2)``, times the number of blocks."""
     first = [found.first / variance, 0.5 * (found.second / variance - 1.0) / variance]
     mixed = -found.first / variance**2
     rows = [[-1.0 / variance, mixed], [mixed, (0.5 - found.second / variance) / variance**2]]
     second = jnp.stack([jnp.stack(row, axis=-1) for row in rows], axis=-2)
-    return _Scores(jnp.stack(first, axis=-1), second)
+    return _Scores(jnp.stack(first, axis=-1) * counts[:, None], second * counts[:, None, None])

@@ -39,6 +39,8 @@ class Blocks(NamedTuple):
     """Location of the unknown of each block on the scale of the nodes, shape ``(B,)``; zeros ``(B, D)`` of several."""
     variance: Array
     """Its prior variance, shape ``(B,)``; of several unknowns ``(B, D)``, the same for all blocks."""
+    number: Array | None = None
+    """How many equal blocks each stands for, shape ``(B,)``; one each if it is not given."""
 
 
 class Expected(NamedTuple):
@@ -49,7 +51,7 @@ class Expected(NamedTuple):
     answers: tuple[Array, ...]
     """The same with any outcome, ``(G, Q)`` each; ``(1, Q)`` where all are observed."""
     first: Array
-    """Mean of the first unknown of each block less its location, shape ``(B,)``."""
+    """Mean of the first unknown of each block less its location, shape ``(B,)``, not times their number."""
     second: Array
     """Mean square of the same, shape ``(B,)``."""
 
@@ -87,7 +89,7 @@ def log_sums(
     :param largest_chunk: values at nodes that are in memory at once.
     """
 
-    def of(some: Blocks, weight: Array | None) -> tuple[Array, tuple[()]]:
+    def of(some: Blocks) -> tuple[Array, tuple[()]]:
         terms = joint_log_density(tables, some, nodes)
         sums = [jax.nn.logsumexp(terms[:, ::stride], axis=1) + math.log(stride) for stride in strides]
         return jnp.stack(sums, axis=1) + log_step, ()
@@ -101,7 +103,7 @@ def expected(
 ) -> tuple[Array, Expected]:
     """Log evidence of each block, shape ``(B,)``, and what is expected of complete data; as for :func:`log_sums`."""
 
-    def of(some: Blocks, weight: Array | None) -> tuple[tuple[Array, Array, Array], tuple[Any, Any]]:
+    def of(some: Blocks) -> tuple[tuple[Array, Array, Array], tuple[Any, Any]]:
         terms = joint_log_density(tables, some, nodes)
         top = jnp.max(terms, axis=1)
         masses = jnp.exp(terms - top[:, None])
@@ -109,7 +111,7 @@ def expected(
         masses = masses / total[:, None]
         away = nodes - some.shift[:, None] if nodes.ndim == 1 else nodes[:, 0]
         of_each = top + jnp.log(total) + log_step, jnp.sum(masses * away, axis=1), jnp.sum(masses * away**2, axis=1)
-        masses = masses if weight is None else masses * weight[:, None]
+        masses = masses if some.number is None else masses * some.number[:, None]
         outcomes, answers = [], []
         for k, table in enumerate(tables):
             outcomes.append(_indicators(some, k, table).T @ masses)
@@ -157,16 +159,16 @@ def _differences(table: Array) -> Array:
 
 
 def _in_chunks(
-    function: Callable[[Blocks, Array | None], tuple[Any, Any]], blocks: Blocks, num_nodes: int, largest_chunk: int
+    function: Callable[[Blocks], tuple[Any, Any]], blocks: Blocks, num_nodes: int, largest_chunk: int
 ) -> tuple[Any, Any]:
-    """A function of some blocks and their weights: what it finds of each, and sums over all blocks."""
+    """A function of some blocks: what it finds of each, and sums over all blocks."""
     size, number = blocks.shift.shape[0], max(1, largest_chunk // num_nodes)
     if size <= number:
-        return function(blocks, None)
+        return function(blocks)
     num_chunks = -(-size // number)
     length = -(-size // num_chunks)
-    weights = chunked(jnp.ones((size,), blocks.shift.dtype), num_chunks, length)  # of padding zero
+    counts = jnp.ones((size,), blocks.shift.dtype) if blocks.number is None else blocks.number
     parts = jax.tree.map(lambda array: chunked(array, num_chunks, length, mode="edge"), blocks)
-    of_each, sums = lax.map(lambda part: function(*part), (parts, weights))
+    of_each, sums = lax.map(function, parts._replace(number=chunked(counts, num_chunks, length)))  # of padding zero
     of_each = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:])[:size], of_each)
     return of_each, jax.tree.map(lambda array: jnp.sum(array, axis=0), sums)

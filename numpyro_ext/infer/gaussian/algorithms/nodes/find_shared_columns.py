@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 from jax import Array
 
+from .....compilation.transfer import to_device
 from .....linalg.gaussian.prior import DiagonalPrior
-from .....structure.latent_gaussian import LatentGaussian
+from .....linalg.padding import rounded_up
+from .....structure.latent_gaussian import BlockKinds, LatentGaussian
 from .shared_columns import (
     ColumnsOfFamily,
     SharedColumns,
@@ -20,13 +23,15 @@ from .shared_columns import (
     variance_of,
 )
 
-__all__ = ["find_shared_columns"]
+__all__ = ["find_kinds", "find_shared_columns", "kinds_hold"]
 
 _MOST_OUTCOMES = 64
 _NODES = (73, 39)
 """Nodes of each axis of blocks of one and of two unknowns."""
 _ALIKE = 1e-9
 """Relative difference of numbers that are the same but for rounding."""
+_MOST_KINDS = 0.5
+"""Share of the blocks up to which it pays to count equal ones once."""
 
 
 def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = None) -> SharedColumns | None:
@@ -59,17 +64,15 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
         families.append(ColumnsOfFamily(int(places[0]), len(places), int(outcomes.number)))
     has_shift, priors = False, []
     for one in forms:
-        slopes = slopes_of(one.design, rows, columns, np)
-        offsets, shift = np.asarray(one.offset)[rows], np.zeros(len(rows))
+        slopes, offsets, shift = _lines(one)
         if not (np.isfinite(slopes).all() and np.isfinite(offsets).all() and _alike(slopes, slopes[0])):
             return None
-        if not _alike(offsets, offsets[0]):
-            if dimension > 1:
-                return None
-            has_shift, slope = True, slopes[0, :, 0]
-            shift = (offsets - offsets[0]) @ slope / (float(np.sum(slope**2)) or 1.0)
-            if not _alike(offsets - shift[:, None] * slope, offsets[0]):
-                return None
+        if _alike(offsets, offsets[0]):
+            shift = np.zeros_like(shift)
+        elif dimension > 1 or not _alike(offsets - shift[:, None] * slopes[0, :, 0], offsets[0]):
+            return None
+        else:
+            has_shift = True
         for number, (potential, family) in enumerate(zip(one.potentials, families, strict=True)):
             own = rows[:, family.first : family.first + family.number] - starts[number]
             for value in parameters_of(potential).values():
@@ -77,7 +80,7 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
                     taken = np.asarray(value)[own]
                     if not _alike(taken, taken[0]):
                         return None
-        variance = np.concatenate([np.asarray(variance_of(block)) for block in one.prior])[columns]
+        variance = _variances(one)
         if dimension > 1 and not _alike(variance, variance[0]):
             return None
         priors.append(np.concatenate([shift[:, None], variance], axis=1))
@@ -87,6 +90,71 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
         return None
     nodes = num_nodes or _NODES[dimension - 1]
     return SharedColumns(nodes, tuple(families), has_gaps, has_shift, has_prior_parameters=not is_fixed)
+
+
+def find_kinds(forms: list[LatentGaussian], algorithm: SharedColumns) -> BlockKinds | None:
+    """Blocks with equal outcomes, gaps and priors; ``None`` where they are not much fewer than all blocks.
+
+    :param forms: as for :func:`find_shared_columns`.
+    :param SharedColumns algorithm: that this has found.
+    """
+    form, starts, parts = forms[0], starts_of_families(forms[0]), []
+    rows = np.asarray(form.blocks.rows)
+    for place, (potential, family) in enumerate(zip(form.potentials, algorithm.families, strict=True)):
+        own = rows[:, family.first : family.first + family.number] - starts[place]
+        observed = np.asarray(form.observed[place])
+        outcomes = potential.outcomes()
+        assert outcomes is not None  # as the families were found by
+        values = np.broadcast_to(np.asarray(getattr(potential, outcomes.field)), observed.shape)
+        parts.append(np.where(observed, values, -1)[own].astype(np.int64))
+    for one in forms:
+        priors = _priors(one, algorithm)
+        # what is equal is so but for the last digits, and zero has one sign
+        parts.append((np.round(priors / (1.0 + np.abs(priors).max()), 12) + 0.0).view(np.int64))
+    keys = np.concatenate(parts, axis=1)
+    multipliers = np.random.default_rng(0).integers(1, 2**62, keys.shape[1]) | 1
+    _, *found = np.unique(keys @ multipliers, return_index=True, return_inverse=True, return_counts=True)
+    first, of_blocks, number = found
+    size = rounded_up(len(first), digits=1)  # few sizes, so that other data run the same programs
+    if size > _MOST_KINDS * len(rows) or not np.array_equal(keys[first][of_blocks], keys):
+        return None
+    padding = (0, size - len(first))
+    counts = np.pad(number.astype(form.offset.dtype), padding)
+    return BlockKinds(*jax.tree.map(to_device, (np.pad(first, padding), counts, of_blocks)))
+
+
+def kinds_hold(form: LatentGaussian, algorithm: SharedColumns) -> bool:
+    """True if priors of blocks of one kind are the same at other hyperparameters too.
+
+    :param LatentGaussian form: at these, with its kinds, if it has any.
+    :param SharedColumns algorithm: as for :func:`find_kinds`.
+    """
+    if form.kinds is None:
+        return True
+    priors = _priors(form, algorithm)
+    return _alike(priors[np.asarray(form.kinds.first)][np.asarray(form.kinds.of_blocks)], priors)
+
+
+def _priors(form: LatentGaussian, algorithm: SharedColumns) -> np.ndarray:
+    """Location and variances of the unknowns of each block, shape ``(B, 1 + D)``."""
+    variances = _variances(form)
+    shift = _lines(form)[2] if algorithm.has_shift else np.zeros(len(variances))
+    return np.concatenate([shift[:, None], variances], axis=1).astype(float)
+
+
+def _lines(form: LatentGaussian) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Slopes ``(B, P, D)`` and offsets ``(B, P)`` of predictors, and the location of the first unknown of each block
+    that makes these those of the first block, shape ``(B,)``."""
+    rows = np.asarray(form.blocks.rows)
+    slopes, offsets = slopes_of(form.design, rows, np.asarray(form.blocks.columns), np), np.asarray(form.offset)[rows]
+    slope = slopes[0, :, 0]
+    return slopes, offsets, (offsets - offsets[0]) @ slope / (float(np.sum(slope**2)) or 1.0)
+
+
+def _variances(form: LatentGaussian) -> np.ndarray:
+    """Prior variances of the unknowns of each block, shape ``(B, D)``."""
+    of_columns = np.concatenate([np.asarray(variance_of(block)) for block in form.prior])
+    return of_columns[np.asarray(form.blocks.columns)]
 
 
 def _is_plain(potential: Any) -> bool:

@@ -83,6 +83,7 @@ class SharedColumns(Algorithm):
     :param bool has_gaps: whether observations are masked.
     :param bool has_shift: whether the locations of the unknowns differ between blocks.
     :param bool has_prior_parameters: whether priors of the unknowns depend on hyperparameters.
+    :param int num_kinds: size of the arrays of ``form.kinds``, where blocks that are alike are counted once.
     """
 
     num_nodes: int
@@ -90,6 +91,7 @@ class SharedColumns(Algorithm):
     has_gaps: bool
     has_shift: bool
     has_prior_parameters: bool
+    num_kinds: int | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -117,7 +119,7 @@ class SharedColumns(Algorithm):
         return grid, FitInfo(is_found, jnp.asarray(1, int), trace, zero, jnp.zeros((form.num_rows,), bool))
 
     def log_evidence(self, form: LatentGaussian, state: Grid) -> Array:
-        return form.log_constant + jnp.sum(self.block_log_evidence(form, state, self.num_nodes))
+        return form.log_constant + _total(form, self._log_sums(form, state, self.num_nodes)[:, 0])
 
     def solve_and_hold(
         self, form: LatentGaussian, state: Grid, *, num_steps: int, tol: float
@@ -127,7 +129,7 @@ class SharedColumns(Algorithm):
         evidence, found = self._expected(form, grid)
         if not self.has_prior_parameters:
             found = found._replace(first=jnp.zeros((0,)), second=jnp.zeros((0,)))
-        return grid, info._replace(objective=form.log_constant + jnp.sum(evidence)), found
+        return grid, info._replace(objective=form.log_constant + _total(form, evidence)), found
 
     solved_evidence = log_evidence
 
@@ -138,7 +140,7 @@ class SharedColumns(Algorithm):
             shift, variance = self._priors(form)
             moved = shift - lax.stop_gradient(shift)
             square = held.second - 2.0 * moved * held.first + moved**2
-            total -= 0.5 * jnp.sum(square / variance + jnp.log(2.0 * jnp.pi * variance))
+            total -= 0.5 * _total(form, square / variance + jnp.log(2.0 * jnp.pi * variance))
         return total
 
     def nodes_of(self, form: LatentGaussian) -> int:
@@ -148,8 +150,7 @@ class SharedColumns(Algorithm):
 
     def block_log_evidence(self, form: LatentGaussian, state: Grid, num_nodes: int) -> Array:
         """Log evidence of each block, shape ``(B,)``, with any number of nodes."""
-        nodes = state.nodes(num_nodes)
-        return log_sums(self.tables(form, nodes), self.blocks(form), nodes, state.log_step(num_nodes), (1,))[:, 0]
+        return _of_blocks(form, self._log_sums(form, state, num_nodes))[:, 0]
 
     def with_finer_rule(self, form: LatentGaussian, state: Grid) -> tuple[Array, Array]:
         """Log evidence of each block, shape ``(B,)``, by the rule and by a finer one: of blocks of one unknown with a
@@ -157,19 +158,22 @@ class SharedColumns(Algorithm):
         if state.first.ndim:
             coarse, fine = (self.block_log_evidence(form, state, n) for n in (self.num_nodes, 3 * self.num_nodes // 2))
             return coarse, fine
-        number = 2 * self.num_nodes - 1
-        nodes, log_step = state.nodes(number), state.log_step(number)
-        found = log_sums(self.tables(form, nodes), self.blocks(form), nodes, log_step, (2, 1))
+        found = _of_blocks(form, self._log_sums(form, state, 2 * self.num_nodes - 1, (2, 1)))
         return found[:, 0], found[:, 1]
 
     def posterior(self, form: LatentGaussian, state: Grid) -> NodePosterior:
         blocks, nodes = self.blocks(form), state.nodes(self.num_nodes)
-        terms = joint_log_density(self.tables(form, nodes), blocks, nodes)
-        shift = blocks.shift.reshape(len(blocks.shift), -1)
+        terms = _of_blocks(form, joint_log_density(self.tables(form, nodes), blocks, nodes))
+        shift = _of_blocks(form, blocks.shift.reshape(len(blocks.shift), -1))
         scale = jnp.broadcast_to(jnp.eye(shift.shape[1], dtype=shift.dtype), (*shift.shape, shift.shape[1]))
         ones = jnp.ones_like(shift)
         lattices = BlockNodes(-shift, scale, state.first * ones, state.last * ones)
         return NodePosterior(form, lattices, terms.T, self.num_nodes)
+
+    def _log_sums(self, form: LatentGaussian, state: Grid, num_nodes: int, strides: tuple[int, ...] = (1,)) -> Array:
+        """Log evidence of each kind of blocks by every node, every second one, ...; see :func:`log_sums`."""
+        nodes, log_step = state.nodes(num_nodes), state.log_step(num_nodes)
+        return log_sums(self.tables(form, nodes), self.blocks(form), nodes, log_step, strides)
 
     def _expected(self, form: LatentGaussian, state: Grid) -> tuple[Array, Expected]:
         nodes = state.nodes(self.num_nodes)
@@ -206,7 +210,7 @@ class SharedColumns(Algorithm):
 
     def numbers_in_evaluation(self, form: LatentGaussian) -> int:
         num_indicators = sum(family.number * (family.num_outcomes - 1) for family in self.families)
-        return form.blocks.rows.shape[0] * (self.num_nodes + num_indicators)
+        return (self.num_kinds or form.blocks.rows.shape[0]) * (self.num_nodes + num_indicators)
 
     @property
     def has_second_derivatives(self) -> bool:
@@ -229,10 +233,12 @@ class SharedColumns(Algorithm):
         )
 
     def blocks(self, form: LatentGaussian) -> Blocks:
-        """Outcomes and priors of all blocks."""
-        return Blocks(self.labels(form), self._observed(form) if self.has_gaps else None, *self._priors(form))
+        """Outcomes and priors of all blocks, or of one of each kind."""
+        observed = self._observed(form) if self.has_gaps else None
+        number = None if form.kinds is None else form.kinds.number
+        return Blocks(self._labels(form), observed, *self._priors(form), number)
 
-    def labels(self, form: LatentGaussian) -> tuple[Array, ...]:
+    def _labels(self, form: LatentGaussian) -> tuple[Array, ...]:
         """Outcomes of each family, shape ``(B, G)`` each."""
         found = []
         for number, family in enumerate(self.families):
@@ -251,7 +257,7 @@ class SharedColumns(Algorithm):
 
     def _rows(self, form: LatentGaussian, number: int, family: ColumnsOfFamily) -> Array:
         part = slice(family.first, family.first + family.number)
-        return form.blocks.rows[:, part] - starts_of_families(form)[number]
+        return _one_of_each_kind(form, form.blocks.rows)[:, part] - starts_of_families(form)[number]
 
     def _slopes(self, form: LatentGaussian) -> Array:
         """Derivatives of the predictors of the first block by its unknowns, shape ``(P, D)``."""
@@ -261,16 +267,32 @@ class SharedColumns(Algorithm):
     def _priors(self, form: LatentGaussian) -> tuple[Array, Array]:
         """Location and variance of the unknowns of each block on the scale of the nodes, shapes ``(B,)``; of two
         unknowns ``(B, D)``."""
-        variance = jnp.concatenate([variance_of(block) for block in form.prior])[form.blocks.columns]
+        columns = _one_of_each_kind(form, form.blocks.columns)
+        variance = jnp.concatenate([variance_of(block) for block in form.prior])[columns]
         if variance.shape[1] > 1:
             return jnp.zeros_like(variance), variance
         variance = variance[:, 0]
         if not self.has_shift:
             return jnp.zeros_like(variance), variance
         slope, offset = self._slopes(form)[:, 0], form.offset[form.blocks.rows[0]]
-        away = (form.offset[form.blocks.rows] - offset) @ slope
+        away = (form.offset[_one_of_each_kind(form, form.blocks.rows)] - offset) @ slope
         square = jnp.sum(slope**2)
         return away / jnp.where(square > 0.0, square, 1.0), variance
+
+
+def _one_of_each_kind(form: LatentGaussian, of_blocks: Array) -> Array:
+    """The parts of an array, with blocks as its first axis, that belong to one block of each kind."""
+    return of_blocks if form.kinds is None else of_blocks[form.kinds.first]
+
+
+def _of_blocks(form: LatentGaussian, of_kinds: Array) -> Array:
+    """The inverse of :func:`_one_of_each_kind`."""
+    return of_kinds if form.kinds is None else of_kinds[form.kinds.of_blocks]
+
+
+def _total(form: LatentGaussian, of_kinds: Array) -> Array:
+    """Sum over all blocks of what one of each kind has."""
+    return jnp.sum(of_kinds if form.kinds is None else form.kinds.number * of_kinds)
 
 
 def variance_of(block: Any) -> Array:
