@@ -110,7 +110,19 @@ def two_traits(answers=None, grades=None, mask=True):
     numpyro.sample("grades", dist.OrderedLogistic(traits @ jnp.array([[0.0, 1.0], [0.5, 0.5]]), cutpoints), obs=grades)
 
 
-@pytest.fixture(scope="module", params=[latent_regression, two_traits])
+def correlated_traits(answers=None, grades=None, mask=True):
+    """Two traits whose covariance is learned; of answers and grades some depend on one of them alone."""
+    factor = numpyro.param("factor", jnp.array([[1.0, 0.0], [0.4, 0.9]]), constraint=dist.constraints.lower_cholesky)
+    a = numpyro.param("slopes", jnp.array([[0.7, 0.0], [1.3, -0.4], [0.6, 1.1]]))
+    with numpyro.plate("people", _NUM_PEOPLE):
+        traits = numpyro.sample("traits", dist.MultivariateNormal(jnp.zeros(2), scale_tril=factor))
+    with numpyro.handlers.mask(mask=mask):
+        numpyro.sample("answers", dist.Bernoulli(logits=traits @ a.T), obs=answers)
+    cutpoints = jnp.array([[-1.0, 0.3], [-0.2, 1.0]])
+    numpyro.sample("grades", dist.OrderedLogistic(traits @ jnp.array([[0.0, 1.0], [0.5, 0.5]]), cutpoints), obs=grades)
+
+
+@pytest.fixture(scope="module", params=[latent_regression, two_traits, correlated_traits])
 def regression(request):
     generator = np.random.default_rng(1)
     grades, mask = generator.integers(0, 3, (_NUM_PEOPLE, 2)), generator.random((_NUM_PEOPLE, 3)) < 0.8

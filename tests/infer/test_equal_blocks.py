@@ -156,6 +156,7 @@ def test_items_are_those_of_a_fit_to_all_people_one_by_one(engine, monkeypatch):
 
 @pytest.mark.thorough
 def test_other_answers_compile_nothing_and_files_hold_no_kinds(engine, tmp_path):
+    np.asarray(engine.posterior["trait"].mean)
     with compiled_programs() as names:
         other = AdaptiveQuadrature(short_test, progress_bar=False)
         other.run(jax.random.key(1), _short_answers(1))

@@ -165,7 +165,7 @@ class Algorithm(ABC):
 
     @property
     def has_second_derivatives(self) -> bool:
-        """True if it knows :meth:`second_derivatives`."""
+        """True if it knows :meth:`complete_derivatives` and :meth:`missing_derivatives`."""
         return False
 
     def second_derivatives(
@@ -180,6 +180,24 @@ class Algorithm(ABC):
         :param is_rough: whether an estimate will do, as a metric for searches; one program serves both.
         :raises NotImplementedError: if the algorithm does not say.
         """
+        form = form_fn(values)
+        held = self.solve_and_hold(form, state, num_steps=1, tol=1.0)[2]
+        complete, slopes = self.complete_derivatives(form_fn, values, state, held)
+        return complete, self.missing_derivatives(form, state, held, slopes, is_rough=is_rough)
+
+    def complete_derivatives(
+        self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: PyTree, held: Any
+    ) -> tuple[Array, Any]:
+        """The first of the two arrays of :meth:`second_derivatives`, and what the second is made from.
+
+        :param held: of :meth:`solve_and_hold` there.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes differences of gradients for second derivatives.")
+
+    def missing_derivatives(
+        self, form: LatentGaussian, state: PyTree, held: Any, slopes: Any, *, is_rough: bool | Array
+    ) -> Array:
+        """The second of the two arrays, from what the first was made with: a pass over all observations."""
         raise NotImplementedError(f"{type(self).__name__} takes differences of gradients for second derivatives.")
 
     def update(self, form: LatentGaussian, precision: Array, shift: Array) -> tuple[Array, Array]:

@@ -23,6 +23,7 @@ from ...hyper.space import UnconstrainedSpace
 from ...hyper.stacked import at_each
 from ...hyper.visits import Visits, search_and_visit
 from ..algorithms.algorithm import Algorithm
+from .apart_programs import MOST_ROWS_APART, ApartPrograms
 from .costs import FIT_COSTS, FitCosts, is_small
 from .objective import Objective
 from .point_fit import PointFit
@@ -89,14 +90,17 @@ class FittingPrograms(Objective):
         self._init_state_at = compile_(self.first_state)
         self._search_alone = compile_(self._search)
         self._search_and_visit = compile_(self._visit)
-        self._evaluate_alone = compile_(self._evaluate_and_hold)
+        self._evaluate_alone: Callable[..., tuple[Evaluation, Any]] = compile_(self._evaluate_and_hold)
         self._turn = quick_jit(partial(turn, field_tol=self._field_tol, tol=hyper_tol), is_small=True)
         self._note = compile_(self._point_fit, static_argnames="marginals_fn")
         self.probe_locally = compile_(self._probe_locally)
         num_scores = form.blocks.rows.shape[0] * space.size
-        self.second_derivatives = quick_jit(
+        self.second_derivatives: Callable[..., tuple[Array, Array]] = quick_jit(
             self._second_derivatives, is_small=self.is_small and num_scores <= _MOST_QUICK_SCORES
         )
+        if self._evaluates_apart and form.num_rows <= MOST_ROWS_APART:
+            apart = ApartPrograms(algorithm, self.form_at, self.log_prior, self._num_steps, self.tol)
+            self._evaluate_alone, self.second_derivatives = apart.evaluate, apart.second_derivatives
         self._fits_alone = quick_jit(
             self._fits, is_small=self.is_small and not runs_often, static_argnames="marginals_fn"
         )

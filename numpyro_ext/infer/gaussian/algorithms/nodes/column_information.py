@@ -26,7 +26,7 @@ from jax import Array, lax
 
 from .column_sums import Blocks, Expected, joint_log_density
 
-__all__ = ["Columns", "LogProbabilities", "predictors", "second_derivatives"]
+__all__ = ["Columns", "LogProbabilities", "Slopes", "complete_derivatives", "missing_derivatives", "predictors"]
 
 _BLOCKS_AT_A_TIME = 250
 """Blocks whose second moments are summed at a time; as many are a sample of all for a rough estimate."""
@@ -62,42 +62,48 @@ class _Scores(NamedTuple):
     """Shape ``(K, Q, G, m, m)``."""
 
 
-def second_derivatives(
+class Slopes(NamedTuple):
+    """First derivatives of the log density of a block and its data, as the second sum is made of them."""
+
+    tables: list[Array]
+    """Of the log probabilities of each family by the parameters of columns, shape ``(K, Q, G, m)`` each."""
+    by_all: list[Array]
+    """Of the parameters of columns by hyperparameters, and what each coordinate of the node adds to them, shape
+    ``(Gm, d)`` each."""
+    prior: Array | None
+    """Of location and variance of each block by hyperparameters, shape ``(B, 2, d)``, where they depend on these."""
+
+
+def complete_derivatives(
     columns_fn: Callable[[Array], Columns],
     values: Array,
     nodes: Array,
-    tables: tuple[Array, ...],
-    blocks: Blocks,
+    number: Array | None,
     found: Expected,
     log_probabilities: tuple[LogProbabilities, ...],
     *,
     has_prior_parameters: bool,
-    is_rough: bool | Array = False,
-) -> tuple[Array, Array]:
-    """Second derivatives of the log evidence with respect to hyperparameters, as the sum of two arrays ``(d, d)``:
-    those of complete data, and what is lost as unknowns are not known.
+) -> tuple[Array, Slopes]:
+    """The first of the two sums, that of complete data, shape ``(d, d)``, and first derivatives for the second.
 
     :param columns_fn: parameters of the columns at hyperparameters.
     :param values: hyperparameters, unconstrained, shape ``(d,)``.
-    :param nodes: shape ``(Q,)``.
-    :param tables: log probabilities of the outcomes of each family, shape ``(K, G, Q)`` each.
-    :param Blocks blocks: the blocks.
-    :param Expected found: what is expected of their complete data.
+    :param nodes: shape ``(Q,)``, or ``(Q, D)``.
+    :param number: how many blocks each stands for, as in :class:`Blocks`.
+    :param Expected found: what is expected of complete data.
     :param log_probabilities: of the outcomes of each family.
     :param bool has_prior_parameters: whether locations and variances of blocks depend on hyperparameters.
-    :param bool is_rough: whether the second sum is estimated from a few hundred blocks.
     """
     columns, powers = columns_fn(values), _powers(nodes)
     parts = [_scores(columns, k, nodes, function) for k, function in enumerate(log_probabilities)]
-    counts = jnp.ones_like(found.first) if blocks.number is None else blocks.number
-    prior = _expected_prior_scores(blocks.variance, found, counts) if has_prior_parameters else None
+    prior = _expected_prior_scores(columns.variance, found, number) if has_prior_parameters else None
     bends, linear = [], []
     for k, part in enumerate(parts):
         outcomes = found.outcomes[k].reshape(-1, part.first.shape[2], len(nodes)).swapaxes(1, 2)  # (K - 1, Q, G)
         # the first outcome is what all others are counted from
-        shares = jnp.concatenate([found.answers[k].T[None] - jnp.sum(outcomes, axis=0), outcomes])
-        bends.append(jnp.einsum("kqg,kqgij->qgij", shares, part.second))
-        slope = jnp.einsum("kqg,kqgi->qgi", shares, part.first)
+        counts = jnp.concatenate([found.answers[k].T[None] - jnp.sum(outcomes, axis=0), outcomes])
+        bends.append(jnp.einsum("kqg,kqgij->qgij", counts, part.second))
+        slope = jnp.einsum("kqg,kqgi->qgi", counts, part.first)
         linear.append((jnp.sum(slope, axis=0), slope[:, :, 0].T @ powers[:, 1:]))
 
     def held(x: Array) -> Array:
@@ -126,15 +132,31 @@ def second_derivatives(
         prior_jacobian = jnp.stack([jacobian.shift, jacobian.variance], axis=1)  # (B, 2, d)
         total += jnp.einsum("bid,bij,bje->de", prior_jacobian, prior.second, prior_jacobian)
     by_all = [jnp.concatenate([j.reshape(-1, values.size) for j in of]) for of in zip(*by_power, strict=True)]
+    return total, Slopes([part.first for part in parts], by_all, prior_jacobian)
+
+
+def missing_derivatives(
+    slopes: Slopes, nodes: Array, tables: tuple[Array, ...], blocks: Blocks, found: Expected, *, is_rough: bool | Array
+) -> Array:
+    """The second of the two sums, what is lost as unknowns are not known, shape ``(d, d)``.
+
+    :param Slopes slopes: from :func:`complete_derivatives`.
+    :param nodes: shape ``(Q,)``, or ``(Q, D)``.
+    :param tables: log probabilities of the outcomes of each family, shape ``(K, G, Q)`` each.
+    :param Blocks blocks: the blocks.
+    :param Expected found: what is expected of their complete data.
+    :param is_rough: whether it is estimated from a few hundred blocks.
+    """
+    counts = jnp.ones_like(found.first) if blocks.number is None else blocks.number
 
     def with_masses(places: Array, number: Array) -> _Blocks:
-        own, own_jacobian = jax.tree.map(lambda x: x[places], (blocks, prior_jacobian))
+        own, own_jacobian = jax.tree.map(lambda x: x[places], (blocks, slopes.prior))
         masses = jax.nn.softmax(joint_log_density(tables, own, nodes), axis=1) * number[:, None]
-        first = None if prior is None else _prior_slopes(nodes - own.shift[:, None], own.variance[:, None])
+        first = None if own_jacobian is None else _prior_slopes(nodes - own.shift[:, None], own.variance[:, None])
         return _Blocks(masses, number, own.labels, own.observed, first, own_jacobian)
 
     means = blocks.shift.reshape(len(found.first), -1)[:, 0] + found.first
-    return total, _missing(with_masses, means, counts, [part.first for part in parts], by_all, powers, is_rough)
+    return _missing(with_masses, means, counts, slopes.tables, slopes.by_all, _powers(nodes), is_rough)
 
 
 class _Blocks(NamedTuple):
@@ -307,10 +329,11 @@ def _prior_slopes(away: Array, variance: Array) -> Array:
     return jnp.stack([away / variance, 0.5 * (away**2 / variance - 1.0) / variance], axis=-1)
 
 
-def _expected_prior_scores(variance: Array, found: Expected, counts: Array) -> _Scores:
+def _expected_prior_scores(variance: Array, found: Expected, number: Array | None) -> _Scores:
     """The same as they are expected, ``(B, 2)``, and second derivatives, ``(B, 2, 2)``, times the number of blocks."""
     first = [found.first / variance, 0.5 * (found.second / variance - 1.0) / variance]
     mixed = -found.first / variance**2
     rows = [[-1.0 / variance, mixed], [mixed, (0.5 - found.second / variance) / variance**2]]
     second = jnp.stack([jnp.stack(row, axis=-1) for row in rows], axis=-2)
+    counts = jnp.ones_like(found.first) if number is None else number
     return _Scores(jnp.stack(first, axis=-1) * counts[:, None], second * counts[:, None, None])

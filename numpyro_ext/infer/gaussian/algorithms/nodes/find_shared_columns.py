@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 
 from .....compilation.transfer import to_device
-from .....linalg.gaussian.prior import DiagonalPrior
+from .....linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from .....linalg.padding import rounded_up
 from .....structure.latent_gaussian import BlockKinds, LatentGaussian
 from .shared_columns import (
@@ -46,7 +46,7 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
     dimension = columns.shape[1]
     is_regular = dimension <= len(_NODES) and form.border is None and len(rows) > 1 and rows.max(initial=0) < starts[-1]
     is_regular &= bool(columns.max(initial=0) < form.num_columns)  # no block has fewer unknowns than others
-    if not is_regular or not all(isinstance(block, DiagonalPrior) for block in form.prior):
+    if not is_regular or not (_is_diagonal(form) or _is_of_pairs(form)):
         return None
     if not (hasattr(form.design, "values") or hasattr(form.design, "matrix")):
         return None
@@ -85,9 +85,8 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
             return None
         priors.append(np.concatenate([shift[:, None], variance], axis=1))
     has_gaps = not all(np.asarray(mask).all() for mask in form.observed)
-    is_fixed = all(_alike(other, priors[0]) for other in priors[1:])
-    if dimension > 1 and not is_fixed:
-        return None
+    # nodes of two unknowns are those of standard normal coordinates
+    is_fixed = dimension > 1 or all(_alike(other, priors[0]) for other in priors[1:])
     nodes = num_nodes or _NODES[dimension - 1]
     return SharedColumns(nodes, tuple(families), has_gaps, has_shift, has_prior_parameters=not is_fixed)
 
@@ -136,7 +135,7 @@ def kinds_hold(form: LatentGaussian, algorithm: SharedColumns) -> bool:
 
 
 def _priors(form: LatentGaussian, algorithm: SharedColumns) -> np.ndarray:
-    """Location and variances of the unknowns of each block, shape ``(B, 1 + D)``."""
+    """Location and variances of the unknowns of each block, shape ``(B, 1 + D)``, or ``(B, 1 + D^2)``."""
     variances = _variances(form)
     shift = _lines(form)[2] if algorithm.has_shift else np.zeros(len(variances))
     return np.concatenate([shift[:, None], variances], axis=1).astype(float)
@@ -152,9 +151,25 @@ def _lines(form: LatentGaussian) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _variances(form: LatentGaussian) -> np.ndarray:
-    """Prior variances of the unknowns of each block, shape ``(B, D)``."""
-    of_columns = np.concatenate([np.asarray(variance_of(block)) for block in form.prior])
-    return of_columns[np.asarray(form.blocks.columns)]
+    """Prior variances of the unknowns of each block, shape ``(B, D)``, or covariances, ``(B, D^2)``."""
+    columns = np.asarray(form.blocks.columns)
+    if isinstance(form.prior[0], CovariancePrior):
+        of_batch = np.asarray(form.prior[0].covariance)
+        return of_batch.reshape(len(of_batch), -1)[np.arange(len(columns)) % len(of_batch)]
+    return np.concatenate([np.asarray(variance_of(block)) for block in form.prior])[columns]
+
+
+def _is_diagonal(form: LatentGaussian) -> bool:
+    return all(isinstance(block, DiagonalPrior) for block in form.prior)
+
+
+def _is_of_pairs(form: LatentGaussian) -> bool:
+    """True if the unknowns are pairs with a covariance, and each block is one of them, in their order."""
+    columns = np.asarray(form.blocks.columns)
+    if len(form.prior) != 1 or not isinstance(form.prior[0], CovariancePrior) or columns.shape[1] < 2:
+        return False
+    is_whole = form.prior[0].covariance.shape[1] == columns.shape[1]
+    return is_whole and np.array_equal(columns, np.arange(columns.size).reshape(columns.shape))
 
 
 def _is_plain(potential: Any) -> bool:

@@ -7,7 +7,9 @@ all nodes are one product of a matrix of zeros and ones with this table, and the
 .. math:: \log p(y_b) = \log \int \exp\Big( \sum_{g, k} [y_{bg} = k] \log p_{gk}(\theta) \Big)
     N(\theta \mid \delta_b, v_b) \, d\theta
 
-with a shift :math:`\delta_b` and a variance :math:`v_b` that may differ between blocks (latent regression).
+with a shift :math:`\delta_b` and a variance :math:`v_b` that may differ between blocks (latent regression). Two
+unknowns have the same prior in all blocks, with any covariance :math:`L L^T`: nodes are those of
+:math:`L^{-1} \theta`, and slopes are times :math:`L`.
 """
 
 from __future__ import annotations
@@ -23,12 +25,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from .....linalg.gaussian.prior import DiagonalPrior
+from .....linalg.cholesky import cholesky
+from .....linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from .....structure.latent_gaussian import LatentGaussian
 from ..algorithm import Algorithm
 from ..fit_info import FitInfo
 from .block_nodes import BlockNodes, lattice
-from .column_information import Columns, LogProbabilities, predictors, second_derivatives
+from .column_information import (
+    Columns,
+    LogProbabilities,
+    Slopes,
+    complete_derivatives,
+    missing_derivatives,
+    predictors,
+)
 from .column_sums import Blocks, Expected, expected, expected_log_density, joint_log_density, log_sums
 from .node_posterior import NodePosterior
 
@@ -127,8 +137,6 @@ class SharedColumns(Algorithm):
         """The grid, the evidence there, and what the gradient needs, so that this takes no more passes over blocks."""
         grid, info = self.solve(form, state, num_steps=num_steps, tol=tol)
         evidence, found = self._expected(form, grid)
-        if not self.has_prior_parameters:
-            found = found._replace(first=jnp.zeros((0,)), second=jnp.zeros((0,)))
         return grid, info._replace(objective=form.log_constant + _total(form, evidence)), found
 
     solved_evidence = log_evidence
@@ -165,7 +173,7 @@ class SharedColumns(Algorithm):
         blocks, nodes = self.blocks(form), state.nodes(self.num_nodes)
         terms = _of_blocks(form, joint_log_density(self.tables(form, nodes), blocks, nodes))
         shift = _of_blocks(form, blocks.shift.reshape(len(blocks.shift), -1))
-        scale = jnp.broadcast_to(jnp.eye(shift.shape[1], dtype=shift.dtype), (*shift.shape, shift.shape[1]))
+        scale = jnp.broadcast_to(self._scale(form), (*shift.shape, shift.shape[1]))
         ones = jnp.ones_like(shift)
         lattices = BlockNodes(-shift, scale, state.first * ones, state.last * ones)
         return NodePosterior(form, lattices, terms.T, self.num_nodes)
@@ -216,21 +224,25 @@ class SharedColumns(Algorithm):
     def has_second_derivatives(self) -> bool:
         return True
 
-    def second_derivatives(
-        self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: Grid, *, is_rough: bool | Array
-    ) -> tuple[Array, Array]:
-        form, nodes = form_fn(values), state.nodes(self.num_nodes)
-        return second_derivatives(
+    def complete_derivatives(
+        self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: Grid, held: Expected
+    ) -> tuple[Array, Slopes]:
+        kinds = form_fn(values).kinds
+        return complete_derivatives(
             lambda x: self.columns(form_fn(x)),
             values,
-            nodes,
-            self.tables(form, nodes),
-            self.blocks(form),
-            self._expected(form, state)[1],
-            self.log_probabilities(form),
+            state.nodes(self.num_nodes),
+            None if kinds is None else kinds.number,
+            held,
+            self.log_probabilities(form_fn(values)),
             has_prior_parameters=self.has_prior_parameters,
-            is_rough=is_rough,
         )
+
+    def missing_derivatives(
+        self, form: LatentGaussian, state: Grid, held: Expected, slopes: Slopes, *, is_rough: bool | Array
+    ) -> Array:
+        nodes = state.nodes(self.num_nodes)
+        return missing_derivatives(slopes, nodes, self.tables(form, nodes), self.blocks(form), held, is_rough=is_rough)
 
     def blocks(self, form: LatentGaussian) -> Blocks:
         """Outcomes and priors of all blocks, or of one of each kind."""
@@ -260,18 +272,25 @@ class SharedColumns(Algorithm):
         return _one_of_each_kind(form, form.blocks.rows)[:, part] - starts_of_families(form)[number]
 
     def _slopes(self, form: LatentGaussian) -> Array:
-        """Derivatives of the predictors of the first block by its unknowns, shape ``(P, D)``."""
-        found: Array = slopes_of(form.design, form.blocks.rows[:1], form.blocks.columns[:1], jnp)[0]
+        """Derivatives of the predictors of the first block by the coordinates of the nodes, shape ``(P, D)``."""
+        found: Array = slopes_of(form.design, form.blocks.rows[:1], form.blocks.columns[:1], jnp)[0] @ self._scale(form)
         return found
 
+    def _scale(self, form: LatentGaussian) -> Array:
+        """Derivatives of the unknowns of a block by the coordinates of the nodes, shape ``(D, D)``."""
+        columns = form.blocks.columns[0]
+        if columns.size == 1:
+            return jnp.ones((1, 1), form.offset.dtype)
+        if isinstance(form.prior[0], CovariancePrior):
+            return cholesky(form.prior[0].covariance[0])
+        return jnp.diag(jnp.sqrt(jnp.concatenate([variance_of(block) for block in form.prior])[columns]))
+
     def _priors(self, form: LatentGaussian) -> tuple[Array, Array]:
-        """Location and variance of the unknowns of each block on the scale of the nodes, shapes ``(B,)``; of two
-        unknowns ``(B, D)``."""
+        """Location and variance of the coordinates of each block, shapes ``(B,)``; of two unknowns ``(B, D)``."""
         columns = _one_of_each_kind(form, form.blocks.columns)
-        variance = jnp.concatenate([variance_of(block) for block in form.prior])[columns]
-        if variance.shape[1] > 1:
-            return jnp.zeros_like(variance), variance
-        variance = variance[:, 0]
+        if columns.shape[1] > 1:
+            return jnp.zeros(columns.shape, form.offset.dtype), jnp.ones(columns.shape, form.offset.dtype)
+        variance = jnp.concatenate([variance_of(block) for block in form.prior])[columns[:, 0]]
         if not self.has_shift:
             return jnp.zeros_like(variance), variance
         slope, offset = self._slopes(form)[:, 0], form.offset[form.blocks.rows[0]]
