@@ -13,6 +13,7 @@ from jax import Array
 from numpyro.distributions import constraints
 
 from numpyro_ext.distributions import AdjacentCategory
+from numpyro_ext.structure.model.running.calling import is_first_look
 
 __all__ = ["FAMILIES", "ItemGroup", "ItemParameters", "answer_distribution", "item_groups", "item_parameters"]
 
@@ -126,7 +127,7 @@ class _Sites:
         if self.priors:
             return numpyro.sample(name, prior.expand(start.shape[: start.ndim - event_dim]).to_event())
         value = numpyro.param(name, start, constraint=constraint)
-        self.at_start = self.at_start and value is start
+        self.at_start = self.at_start and (value is start or is_first_look())
         return value
 
 
@@ -141,7 +142,7 @@ def item_parameters(
     """The sites of the items, and their values group by group.
 
     :return: the parameters of each group, and the number of free parameters if the sites are ``param`` sites at their
-        initial values (a first look at the model), else ``None``.
+        initial values or an engine is to learn them (a first look at the model), else ``None``.
     """
     sites, out = _Sites(priors), []
     for family in dict.fromkeys(group.family for group in groups):

@@ -11,6 +11,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 from scipy import stats
 
+from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.models import bifactor_pattern, item_response, item_response_records
 
 FAMILY = ["2pl", "graded", "3pl", "graded", "nominal", "4pl", "gaussian", "partial-credit", "rasch", "rating-scale",
@@ -279,6 +280,17 @@ def test_items_without_a_finite_maximum_are_named_once_and_not_at_given_values()
         item_response(graded, family="graded")
     with handlers.seed(rng_seed=0):
         item_response(graded, family="graded", num_categories=4, priors=True)
+
+
+def test_engines_tell_of_items_that_they_are_to_learn_and_not_of_items_that_are_given():
+    y = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 1], [0, 0, 1]])
+    engine = AdaptiveQuadrature(item_response)
+    with pytest.warns(UserWarning, match="one answer only, whose estimates are infinite: item 2") as caught:
+        engine._read(random.key(0), (y,), {"family": "2pl"})
+    assert len(caught) == 1
+    given = {"discrimination": jnp.ones(3), "intercept": jnp.zeros(3)}
+    AdaptiveQuadrature(item_response, hyper_values=given).run(random.key(0), y, family="2pl")
+    engine._read(random.key(0), (y,), {"family": "2pl"}, check=False)  # as for predictions
 
 
 def test_bifactor_pattern_has_a_general_trait_and_one_for_each_group():

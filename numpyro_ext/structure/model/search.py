@@ -18,7 +18,7 @@ from .field_checks import MAX_HYPER_SIZE, check_field, check_hyper, check_values
 from .joining import joined_field
 from .priors import is_gaussian, unwrap, why_not_read
 from .reading import ModelReading
-from .running.calling import record
+from .running.calling import first_look, record
 from .running.execution import ModelCall, check_key
 from .running.inspection import SiteInfo, inspect_sites, mark_candidates, model_key
 from .running.pandas_arguments import run_or_with_arrays
@@ -220,7 +220,8 @@ def read_first(
     values = dict(init_values or {})
 
     def look(tried: ModelCall) -> tuple[ModelCall, dict[str, SiteInfo]]:
-        recorded = tried._replace(recording=record(tried))
+        with first_look(check and not held):
+            recorded = tried._replace(recording=record(tried))
         return recorded, inspect_sites(recorded, values)
 
     _, (call, sites) = run_or_with_arrays(call, look)
