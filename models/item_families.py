@@ -13,7 +13,7 @@ from jax import Array
 from numpyro.distributions import constraints
 
 from numpyro_ext.distributions import AdjacentCategory
-from numpyro_ext.structure.model.running.calling import is_first_look
+from numpyro_ext.first_look import is_first_look
 
 __all__ = ["FAMILIES", "ItemGroup", "ItemParameters", "answer_distribution", "item_groups", "item_parameters"]
 

@@ -12,13 +12,14 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 
+from ...first_look import first_look
 from ..conflict import Conflict
 from ..errors import ModelStructureError, Reason
 from .field_checks import MAX_HYPER_SIZE, check_field, check_hyper, check_values
 from .joining import joined_field
 from .priors import is_gaussian, unwrap, why_not_read
 from .reading import ModelReading
-from .running.calling import first_look, record
+from .running.calling import record
 from .running.execution import ModelCall, check_key
 from .running.inspection import SiteInfo, inspect_sites, mark_candidates, model_key
 from .running.pandas_arguments import run_or_with_arrays

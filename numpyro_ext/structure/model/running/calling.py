@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -33,7 +32,7 @@ from .recording import (
     take_apart,
 )
 
-__all__ = ["first_look", "is_first_look", "record"]
+__all__ = ["record"]
 
 _GET_ARGS = dist.Distribution.get_args
 
@@ -92,24 +91,6 @@ class _Free(Messenger):
         names = (f"value {number} of site {msg['name']}" for number in range(len(leaves)))
         marked = [checkpoint_name(jnp.asarray(leaf), name) for leaf, name in zip(leaves, names, strict=True)]
         msg["value"] = jax.tree.unflatten(structure, marked)
-
-
-_FIRST_LOOK: ContextVar[bool] = ContextVar("first look", default=False)
-
-
-def is_first_look() -> bool:
-    """True while a model is recorded whose parameters are to be learned of its data, of which it may warn then."""
-    return _FIRST_LOOK.get()
-
-
-@contextmanager
-def first_look(is_first: bool) -> Iterator[None]:
-    """Say by :func:`is_first_look` what a model is called for."""
-    before = _FIRST_LOOK.set(is_first)
-    try:
-        yield
-    finally:
-        _FIRST_LOOK.reset(before)
 
 
 @contextmanager
