@@ -95,9 +95,13 @@ class AdaptiveQuadrature(Engine):
         self.num_nodes = num_nodes
         self._may_share = True
         self._chosen_nodes: int | None = None
+        self._looked_at: tuple[LatentGaussianReading, SharedColumns | None] | None = None
 
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
-        found = self._shared_columns(reading, _probes(reading)) if self._may_share else None
+        if self._looked_at is not None and self._looked_at[0] is reading:
+            found = self._looked_at[1]
+        else:
+            found = self._shared_columns(reading, _probes(reading)) if self._may_share else None
         return Quadrature(self.num_nodes or self._chosen_nodes) if found is None else found
 
     def _shared_columns(self, reading: LatentGaussianReading, forms: list[LatentGaussian]) -> SharedColumns | None:
@@ -108,16 +112,16 @@ class AdaptiveQuadrature(Engine):
         # of two unknowns a rule of given size is for the density of each block
         if self.num_nodes is not None and reading.abstract_form.blocks.columns.shape[1] > 1:
             return None
-        found = find_shared_columns(forms, self.num_nodes or self._chosen_nodes)
-        kinds = reading.kinds
-        return found if found is None or kinds is None else replace(found, num_kinds=len(kinds.first))
+        return _of_kinds(find_shared_columns(forms, self.num_nodes or self._chosen_nodes), reading)
 
     def _with_kinds(self, reading: LatentGaussianReading) -> LatentGaussianReading:
         if not self._may_share or reading.kinds is not None:
             return reading
         forms = _probes(reading)
         found = self._shared_columns(reading, forms)
-        return reading if found is None else reading.with_kinds(find_kinds(forms, found))
+        reading = reading if found is None else reading.with_kinds(find_kinds(forms, found))
+        self._looked_at = reading, _of_kinds(found, reading)
+        return reading
 
     def _fit(
         self,
@@ -127,7 +131,10 @@ class AdaptiveQuadrature(Engine):
         begun: Begun = NOTHING_BEGUN,
     ) -> GaussianRun:
         """Fit, and look at the end whether the nodes were enough: more of them, where their number is not given."""
-        run = super()._fit(reading, rng_key, init_state, begun)
+        try:
+            run = super()._fit(reading, rng_key, init_state, begun)
+        finally:
+            self._looked_at = None
         reading, algorithm, hyper = run.reading, run.algorithm, run.fit.hyper
         is_shared = isinstance(algorithm, SharedColumns)
         if isinstance(algorithm, SharedColumns):
@@ -163,6 +170,11 @@ class AdaptiveQuadrature(Engine):
         other = copy.copy(self)
         other._may_share, other._chosen_nodes = False, None
         return other
+
+
+def _of_kinds(found: SharedColumns | None, reading: LatentGaussianReading) -> SharedColumns | None:
+    """The algorithm, which knows how many kinds of blocks there are."""
+    return found if found is None or reading.kinds is None else replace(found, num_kinds=len(reading.kinds.first))
 
 
 def quadrature_error(
