@@ -11,7 +11,7 @@ def forget_readings() -> None:
     clear(LastReading)
 
 
-def with_fit_costs(engine: Any, **costs: int) -> Any:
+def with_fit_costs(engine: Any, **costs: Any) -> Any:
     """A class of engines like another one, which choose how to fit by other costs."""
     from numpyro_ext.infer.gaussian.fitting.costs import FitCosts
 

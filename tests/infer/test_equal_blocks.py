@@ -13,10 +13,11 @@ import pytest
 from scipy.special import logsumexp
 
 from numpyro_ext.infer import AdaptiveQuadrature
-from numpyro_ext.infer.gaussian.algorithms import column_sums, find_shared_columns
-from numpyro_ext.infer.gaussian.algorithms.shared_columns import SharedColumns
+from numpyro_ext.infer.gaussian.algorithms.nodes.find_shared_columns import find_kinds, kinds_hold
+from numpyro_ext.infer.gaussian.algorithms.nodes.shared_columns import SharedColumns
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from tests.compilations import compiled_programs
+from tests.readings import with_fit_costs
 
 _NUM_PEOPLE = 60
 _GROUP = np.arange(_NUM_PEOPLE) % 3
@@ -56,9 +57,8 @@ def _data(seed=0):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("model", "chunk"), [(two_kinds_of_items, None), (two_kinds_of_items, 7), (two_traits, None)])
-def test_all_sums_are_those_over_all_blocks(model, chunk, monkeypatch):
-    monkeypatch.setattr(find_shared_columns, "_MOST_KINDS", 2.0)
-    engine = AdaptiveQuadrature(model)
+def test_all_sums_are_those_over_all_blocks(model, chunk):
+    engine = with_fit_costs(AdaptiveQuadrature, most_kinds=2.0)(model)
     plain = engine._read(jax.random.key(0), _data(), {})
     reading = engine._with_kinds(plain)
     with_kinds, without = engine.algorithm(reading), engine.algorithm(plain)
@@ -68,7 +68,7 @@ def test_all_sums_are_those_over_all_blocks(model, chunk, monkeypatch):
     own = np.column_stack([np.where(mask, answers, -1), grades, _GROUP * (model is two_kinds_of_items)])
     assert int(np.sum(reading.kinds.number > 0)) == len(np.unique(own, axis=0)) < _NUM_PEOPLE
     if chunk is not None:
-        monkeypatch.setattr(column_sums, "_LARGEST_CHUNK", chunk * with_kinds.num_nodes)
+        with_kinds = dataclasses.replace(with_kinds, largest_chunk=chunk * with_kinds.num_nodes)
     space = UnconstrainedSpace(reading.hyper, {})
     values = space.initial() + 0.1 * np.cos(np.arange(space.size))
 
@@ -92,18 +92,17 @@ def test_all_sums_are_those_over_all_blocks(model, chunk, monkeypatch):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-11), found, expected)
 
 
-def test_priors_that_differ_elsewhere_are_no_kind(monkeypatch):
+def test_priors_that_differ_elsewhere_are_no_kind():
     """Of equal location for all groups people of different groups are alike; elsewhere they are not."""
-    monkeypatch.setattr(find_shared_columns, "_MOST_KINDS", 2.0)
-    engine = AdaptiveQuadrature(two_kinds_of_items)
+    engine = with_fit_costs(AdaptiveQuadrature, most_kinds=2.0)(two_kinds_of_items)
     reading = engine._read(jax.random.key(0), _data(), {})
     hyper = dict(reading.initial_hyper())
     same = reading.compiled_form(hyper | {"location": jnp.zeros(3), "spread": jnp.ones(3)})
     algorithm = engine.algorithm(reading)
-    kinds = find_shared_columns.find_kinds([same], algorithm)
-    assert kinds is not None and find_shared_columns.kinds_hold(same._replace(kinds=kinds), algorithm)
+    kinds = find_kinds([same], algorithm, 2.0)
+    assert kinds is not None and kinds_hold(same._replace(kinds=kinds), algorithm)
     other = reading.compiled_form(hyper)._replace(kinds=kinds)
-    assert not find_shared_columns.kinds_hold(other, algorithm)
+    assert not kinds_hold(other, algorithm)
 
 
 def short_test(response):
@@ -143,9 +142,8 @@ def test_a_short_test_has_a_row_for_each_pattern_and_answers_for_each_person(eng
 
 
 @pytest.mark.thorough
-def test_items_are_those_of_a_fit_to_all_people_one_by_one(engine, monkeypatch):
-    monkeypatch.setattr(find_shared_columns, "_MOST_KINDS", 0.0)
-    one_by_one = AdaptiveQuadrature(short_test, progress_bar=False)
+def test_items_are_those_of_a_fit_to_all_people_one_by_one(engine):
+    one_by_one = with_fit_costs(AdaptiveQuadrature, most_kinds=0.0)(short_test, progress_bar=False)
     one_by_one.run(jax.random.key(0), _short_answers(0))
     assert one_by_one._run.algorithm.num_kinds is None
     for name, found in engine.hyper.items():  # searches end where no derivative is above 1e-4

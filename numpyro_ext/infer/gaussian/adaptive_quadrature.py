@@ -119,7 +119,7 @@ class AdaptiveQuadrature(Engine):
             return reading
         forms = _probes(reading)
         found = self._shared_columns(reading, forms)
-        reading = reading if found is None else reading.with_kinds(find_kinds(forms, found))
+        reading = reading if found is None else reading.with_kinds(find_kinds(forms, found, self._costs.most_kinds))
         self._looked_at = reading, _of_kinds(found, reading)
         return reading
 

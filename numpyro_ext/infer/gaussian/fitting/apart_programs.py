@@ -20,10 +20,7 @@ from ...hyper.evaluation import Evaluation, evaluation_and_held_fn
 from ...hyper.search import SearchState
 from ..algorithms.algorithm import Algorithm
 
-__all__ = ["MOST_ROWS_APART", "ApartPrograms"]
-
-MOST_ROWS_APART = 50_000
-"""Rows of a form up to which it pays: each program makes the form, and the second is not optimised."""
+__all__ = ["ApartPrograms"]
 
 
 class ApartPrograms:

@@ -26,6 +26,10 @@ class FitCosts(NamedTuple):
     most_quick_numbers: int = 100_000
     """Numbers that an evaluation passes over, where it does nothing else, up to which all programs take less time than
     their optimisation, and from which it is a program of its own."""
+    most_rows_apart: int = 50_000
+    """Rows up to which such a program is cut in two, each of which makes the form, and the second is not optimised."""
+    most_kinds: float = 0.5
+    """Share of independent blocks up to which it pays to look for equal ones and to count them once."""
     most_lanes: int = 32
     """Data sets that are fitted at once."""
     least_often: int = 8

@@ -23,7 +23,7 @@ from ...hyper.space import UnconstrainedSpace
 from ...hyper.stacked import at_each
 from ...hyper.visits import Visits, search_and_visit
 from ..algorithms.algorithm import Algorithm
-from .apart_programs import MOST_ROWS_APART, ApartPrograms
+from .apart_programs import ApartPrograms
 from .costs import FIT_COSTS, FitCosts, is_small
 from .objective import Objective
 from .point_fit import PointFit
@@ -98,7 +98,7 @@ class FittingPrograms(Objective):
         self.second_derivatives: Callable[..., tuple[Array, Array]] = quick_jit(
             self._second_derivatives, is_small=self.is_small and num_scores <= _MOST_QUICK_SCORES
         )
-        if self._evaluates_apart and form.num_rows <= MOST_ROWS_APART:
+        if self._evaluates_apart and form.num_rows <= costs.most_rows_apart:
             apart = ApartPrograms(algorithm, self.form_at, self.log_prior, self._num_steps, self.tol)
             self._evaluate_alone, self.second_derivatives = apart.evaluate, apart.second_derivatives
         self._fits_alone = quick_jit(

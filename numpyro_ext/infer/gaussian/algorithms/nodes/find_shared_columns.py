@@ -30,8 +30,6 @@ _NODES = (73, 39)
 """Nodes of each axis of blocks of one and of two unknowns."""
 _ALIKE = 1e-9
 """Relative difference of numbers that are the same but for rounding."""
-_MOST_KINDS = 0.5
-"""Share of the blocks up to which it pays to count equal ones once."""
 
 
 def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = None) -> SharedColumns | None:
@@ -91,11 +89,12 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
     return SharedColumns(nodes, tuple(families), has_gaps, has_shift, has_prior_parameters=not is_fixed)
 
 
-def find_kinds(forms: list[LatentGaussian], algorithm: SharedColumns) -> BlockKinds | None:
+def find_kinds(forms: list[LatentGaussian], algorithm: SharedColumns, most: float) -> BlockKinds | None:
     """Blocks with equal outcomes, gaps and priors; ``None`` where they are not much fewer than all blocks.
 
     :param forms: as for :func:`find_shared_columns`.
     :param SharedColumns algorithm: that this has found.
+    :param float most: share of the blocks up to which it pays to count equal ones once.
     """
     form, starts, parts = forms[0], starts_of_families(forms[0]), []
     rows = np.asarray(form.blocks.rows)
@@ -115,7 +114,7 @@ def find_kinds(forms: list[LatentGaussian], algorithm: SharedColumns) -> BlockKi
     _, *found = np.unique(keys @ multipliers, return_index=True, return_inverse=True, return_counts=True)
     first, of_blocks, number = found
     size = rounded_up(len(first), digits=1)  # few sizes, so that other data run the same programs
-    if size > _MOST_KINDS * len(rows) or not np.array_equal(keys[first][of_blocks], keys):
+    if size > most * len(rows) or not np.array_equal(keys[first][of_blocks], keys):
         return None
     padding = (0, size - len(first))
     counts = np.pad(number.astype(form.offset.dtype), padding)

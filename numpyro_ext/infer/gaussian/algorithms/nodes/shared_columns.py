@@ -39,7 +39,15 @@ from .column_information import (
     missing_derivatives,
     predictors,
 )
-from .column_sums import Blocks, Expected, expected, expected_log_density, joint_log_density, log_sums
+from .column_sums import (
+    LARGEST_CHUNK,
+    Blocks,
+    Expected,
+    expected,
+    expected_log_density,
+    joint_log_density,
+    log_sums,
+)
 from .node_posterior import NodePosterior
 
 __all__ = [
@@ -94,6 +102,7 @@ class SharedColumns(Algorithm):
     :param bool has_shift: whether the locations of the unknowns differ between blocks.
     :param bool has_prior_parameters: whether priors of the unknowns depend on hyperparameters.
     :param int num_kinds: size of the arrays of ``form.kinds``, where blocks that are alike are counted once.
+    :param int largest_chunk: numbers of blocks at nodes that are held at a time.
     """
 
     num_nodes: int
@@ -102,6 +111,7 @@ class SharedColumns(Algorithm):
     has_shift: bool
     has_prior_parameters: bool
     num_kinds: int | None = None
+    largest_chunk: int = LARGEST_CHUNK
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -181,11 +191,12 @@ class SharedColumns(Algorithm):
     def _log_sums(self, form: LatentGaussian, state: Grid, num_nodes: int, strides: tuple[int, ...] = (1,)) -> Array:
         """Log evidence of each kind of blocks by every node, every second one, ...; see :func:`log_sums`."""
         nodes, log_step = state.nodes(num_nodes), state.log_step(num_nodes)
-        return log_sums(self.tables(form, nodes), self.blocks(form), nodes, log_step, strides)
+        return log_sums(self.tables(form, nodes), self.blocks(form), nodes, log_step, strides, self.largest_chunk)
 
     def _expected(self, form: LatentGaussian, state: Grid) -> tuple[Array, Expected]:
         nodes = state.nodes(self.num_nodes)
-        return expected(self.tables(form, nodes), self.blocks(form), nodes, state.log_step(self.num_nodes))
+        log_step = state.log_step(self.num_nodes)
+        return expected(self.tables(form, nodes), self.blocks(form), nodes, log_step, self.largest_chunk)
 
     # Parts of the form
 
