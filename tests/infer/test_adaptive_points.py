@@ -9,7 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy.special import gammaln, logsumexp
+from scipy.special import digamma, gammaln, logsumexp, polygamma
 from scipy.stats import chi, halfcauchy, halfnorm, norm
 
 from numpyro_ext.infer import EP
@@ -38,6 +38,25 @@ def test_logs_of_scales_have_their_closed_form():
         np.testing.assert_allclose((mean - chi.mean(freedom)) / chi.std(freedom), 0.0, atol=0.15)
         np.testing.assert_allclose(np.sqrt(weights @ (values - mean) ** 2), chi.std(freedom), rtol=0.12)
     assert judge_ratios(found.log_ratios) == ()
+
+
+def test_many_coordinates_keep_masses_on_many_points():
+    """Nineteen turned logarithms of chi variables, of which no few points have all means and variances."""
+    generator, size = np.random.default_rng(7), 19
+    freedom = generator.uniform(5.0, 20.0, size)
+    mode, sd = 0.5 * np.log(freedom), 1.0 / np.sqrt(2.0 * freedom)
+    turn = np.linalg.qr(generator.normal(size=(size, size)))[0]
+
+    def log_density(z):
+        logs = mode + sd * (z @ turn.T)
+        return np.sum(freedom * logs - 0.5 * np.exp(2.0 * logs), axis=1)
+
+    found = follow(log_density, size)
+    assert 1.0 / np.sum(found.weights**2) > 8.0
+    assert np.linalg.norm(found.weights @ found.points - found.cloud.weights @ found.cloud.points) < 0.1 * size**0.5
+    mean = found.weights @ (mode + sd * (found.points @ turn.T))
+    exact = 0.5 * (digamma(freedom / 2.0) + np.log(2.0))
+    np.testing.assert_allclose((mean - exact) / (0.5 * np.sqrt(polygamma(1, freedom / 2.0))), 0.0, atol=0.25)
 
 
 def test_a_density_that_cannot_be_followed_is_said():
@@ -99,6 +118,9 @@ def test_three_scales_against_quadrature():
         assert abs(float(site.mean) - mean[k]) < 0.15 * sd[k] and abs(draws[name].mean() - mean[k]) < 0.15 * sd[k]
         assert abs(float(site.sd) / sd[k] - 1.0) < 0.12 and abs(draws[name].std() / sd[k] - 1.0) < 0.12
         assert len(np.unique(draws[name])) > 100
+        # one posterior, one answer: draws are at 128 points
+        assert abs(draws[name].mean() - float(site.mean)) < 0.02 * sd[k]
+        assert abs(draws[name].std() / float(site.sd) - 1.0) < 0.02
     ends = engine.hyper["noise"].quantile(np.array([0.1, 0.9]))
     np.testing.assert_allclose(ends, np.quantile(draws["noise"], [0.1, 0.9]), atol=0.2 * sd[2])
 

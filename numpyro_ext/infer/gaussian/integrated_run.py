@@ -306,12 +306,13 @@ class IntegratedRun(GaussianRun):
         if num_samples > NUM_POINTS and (self.fits_in_one_pass if is_nearly_normal else self.programs.is_small):
             number = _POINTS_OF_ONE_PASS if is_nearly_normal else _MANY_POINTS
         points = scatter(around, found, _generator_and_keys(rng_key)[0], design, number)
-        return self._matched(points) if design == "grid" else points
+        return self._matched(points) if design in ("grid", "adaptive") else points
 
     def _matched(self, points: Scatter) -> Scatter:
         """The points with weights under which hyperparameters have the means and deviations of :attr:`hyper`.
 
-        For a lattice, whose moments are known better than those of a few weighted points.
+        For a lattice and for a density that was emulated, whose moments are known better than those of a few weighted
+        points.
         """
         known = {n: h for n, h in self.hyper.items() if isinstance(h, HyperPosterior) and not h.is_fixed}
         pairs = [(np.asarray(h.mean, float).ravel(), np.asarray(h.sd, float).ravel()) for h in known.values()]

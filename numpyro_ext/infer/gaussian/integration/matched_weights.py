@@ -12,7 +12,7 @@ __all__ = ["features_of", "matched_weights"]
 
 _FEWEST_POINTS = 24
 """Effective number of points below which their weights stay: quantiles by so few move with each of them."""
-_LEAST_EFFECTIVE = 0.9
+_LEAST_EFFECTIVE = 0.8
 """Share of the effective number of points that new weights keep; otherwise moments are those of another shape."""
 _DEPENDENT = 1e-6
 
@@ -37,7 +37,7 @@ def matched_weights(weights: np.ndarray, features: np.ndarray, target: np.ndarra
     :param weights: shape ``(points,)``, summing to one.
     :param features: shape ``(points, features)``.
     :param target: means, shape ``(features,)``.
-    :return: weights; those given where few points have most of the mass, where no points have such means, or a tenth
+    :return: weights; those given where few points have most of the mass, where no points have such means, or a fifth
         of their effective number would be lost.
     """
     if np.sum(weights**2) * _FEWEST_POINTS > 1.0 and len(weights) > _FEWEST_POINTS:

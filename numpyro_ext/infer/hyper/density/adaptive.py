@@ -31,8 +31,13 @@ _MOST_POINTS = 48
 """Points that are kept, more for many coordinates: answers take a computation of the field for each of them."""
 _NUM_DRAWS = 256
 """Draws among which the points of a round are chosen."""
-_RIDGE = 1e-4
-"""Ridge by which masses are tilted where no points have the moments that are asked for."""
+_RIDGES = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
+"""Ridges by which means are tilted, the first under which enough points have mass: where coordinates are many, no
+weights of so few points have all moments that are asked for."""
+_OF_SQUARES = 10.0
+"""Ridge of squares over that of means: of what is nearly linear in the coordinates, means matter more than widths."""
+_LEAST_KEPT = 0.2
+"""Share of the effective number of points that tilted masses have to keep."""
 
 
 class Followed(NamedTuple):
@@ -165,18 +170,22 @@ def masses(points: np.ndarray, cloud: Cloud, most: int) -> tuple[np.ndarray, np.
 
 def tilted(points: np.ndarray, weights: np.ndarray, cloud: Cloud) -> np.ndarray:
     """Weights times an exponential of squares, so that means and variances along each axis are those of a cloud, as
-    nearly as the points allow.
+    nearly as the points allow without one of them having all the mass.
 
     :param points: shape ``(n, k)``.
     :param weights: positive, shape ``(n,)``.
     :return: weights that sum to one.
     """
-
     everywhere = values_and_squares(cloud.points)
     mean = cloud.weights @ everywhere
     scale = np.sqrt(np.maximum(cloud.weights @ np.square(everywhere - mean), 1e-12))
-    found = exponentially_tilted(weights, (values_and_squares(points) - mean) / scale, ridge=_RIDGE)
-    return weights / weights.sum() if found is None else found
+    scale[points.shape[1] :] *= math.sqrt(_OF_SQUARES)
+    rows, weights = (values_and_squares(points) - mean) / scale, weights / weights.sum()
+    for ridge in _RIDGES:
+        found = exponentially_tilted(weights, rows, ridge=ridge)
+        if found is not None and weights @ weights >= _LEAST_KEPT * (found @ found):
+            return found
+    return weights
 
 
 def _shares(points: np.ndarray, draws: np.ndarray) -> np.ndarray:
