@@ -46,3 +46,25 @@ def test_large_offsets_are_fitted_or_single_precision_is_named(engine, units):
     assert run.diagnostics.converged
     np.testing.assert_allclose(site.mean, np.log(events / times), atol=float(np.max(events**-0.5)))
     np.testing.assert_allclose(site.sd, events**-0.5, rtol=0.05)
+
+
+@pytest.mark.float32
+def test_levels_of_a_million_are_read_or_said_to_have_no_digits():
+    """A float32 near a million is a multiple of a sixteenth: densities of what is beside it differ by rounding."""
+
+    def model(group, y):
+        level = numpyro.sample("level", dist.Normal(0.0, 10.0))
+        shift = numpyro.sample("shift", dist.Normal(0.0, 0.5).expand([NUM_GROUPS]))
+        numpyro.sample("y", dist.Normal(1e6 + level + shift[group], 1.0), obs=y)
+
+    y = 1e6 + np.random.default_rng(0).normal(2.0, 1.0, 200)
+    run = EP(model, progress_bar=False)
+    if not jax.config.jax_enable_x64:
+        message = r"(?s)float32 has too few digits.*site 'y'.*offset 1e\+06.*enable_x64\(\).*the offset out"
+        with pytest.raises(ValueError, match=message):
+            run.run(jax.random.key(0), GROUP, y)
+        return
+    run.run(jax.random.key(0), GROUP, y)
+    # means of groups have the variance 0.5^2 + 1 / 10
+    weight = NUM_GROUPS / (0.25 + 0.1)
+    np.testing.assert_allclose(run.posterior["level"].mean, np.mean(y - 1e6) * weight / (weight + 0.01), rtol=1e-6)

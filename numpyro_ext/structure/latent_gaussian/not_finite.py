@@ -1,4 +1,4 @@
-"""Explanation of a form that is not finite, by the site where it is not."""
+"""Explanation of a form that is not finite, or has no digits left, by the site where it is so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...linalg.gaussian.design import AnyDesign, DenseDesign, OperatorRows, Stat
 from ..errors import ModelStructureError
 from .form import LatentGaussian
 
-__all__ = ["explain_not_finite"]
+__all__ = ["explain_not_finite", "explain_rounding"]
 
 
 def explain_not_finite(form: LatentGaussian, field: Sequence[str], factors: Sequence[str], at: str) -> None:
@@ -45,6 +45,37 @@ def explain_not_finite(form: LatentGaussian, field: Sequence[str], factors: Sequ
                 "check the covariates for NaN or infinity, or mask the rows and set their covariates to zero.",
                 site=name,
             )
+
+
+def explain_rounding(form: LatentGaussian, factors: Sequence[str], tolerance: float) -> None:
+    """Refuse predictors so far from zero that rounding them changes the log density.
+
+    :param form: at some hyperparameters.
+    :param factors: sites of its factors.
+    :param tolerance: relative difference of two log densities that is no rounding.
+    :raises ModelStructureError: naming the site.
+    """
+    value, slopes = jax.value_and_grad(lambda eta: jnp.sum(form.log_factors(eta)))(form.offset)
+    errors = jnp.finfo(form.offset.dtype).eps * jnp.abs(form.offset * slopes)
+    if not float(jnp.sum(errors)) > 0.1 * tolerance * (1.0 + abs(float(value))):
+        return
+    name, part, offset = max(
+        zip(factors, form.split_rows(errors), form.split_rows(form.offset), strict=True),
+        key=lambda found: float(jnp.sum(found[1])),
+    )
+    row = int(jnp.argmax(part))
+    wider = "Use float64 (numpyro.enable_x64() at the start of the program), or take" if _is_single(form) else "Take"
+    raise ModelStructureError(
+        f"{form.offset.dtype} has too few digits for the predictors of site '{name}': row {row} has the offset "
+        f"{float(offset[row]):.3g}, and rounding such numbers changes the log density by up to "
+        f"{float(jnp.sum(errors)):.2g}. {wider} the offset out of the predictor: subtract it from the data as well, "
+        "or give exposures in units in which predictors are near zero.",
+        site=name,
+    )
+
+
+def _is_single(form: LatentGaussian) -> bool:
+    return form.offset.dtype == jnp.float32
 
 
 def _rows_of(design: AnyDesign) -> Array:

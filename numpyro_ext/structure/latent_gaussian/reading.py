@@ -37,7 +37,7 @@ from .border import find_border
 from .costs import COSTS, LayoutCosts
 from .form import AffineMap, BlockKinds, Blocks, LatentGaussian
 from .looked_up import LookedUp
-from .not_finite import explain_not_finite
+from .not_finite import explain_not_finite, explain_rounding
 from .prior_columns import PriorColumns
 from .sparse_fields import iterative_layout, leaves_much, sparse_layout
 from .touched import find_touched
@@ -366,6 +366,10 @@ class LatentGaussianReading(ModelReading):
         whole = form.design.matvec(e)
         difference = form.touched.rows.matvec(form.touched.quantities.matvec(e)) - whole
         return jnp.max(jnp.abs(difference)) / (1.0 + jnp.max(jnp.abs(whole)))
+
+    def check_conditioning(self, tolerance: float) -> None:
+        super().check_conditioning(tolerance)
+        explain_rounding(self.form(self.initial_hyper()), self.factor_names, tolerance)
 
     def explain_linearity_error(self, error: float) -> None:
         raise ModelStructureError(
