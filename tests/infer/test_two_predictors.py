@@ -297,6 +297,23 @@ def test_mixtures_of_regressions_have_several_modes(engine):
         engine(two_lines).run(jax.random.key(0), REAL)
 
 
+def test_products_with_columns_of_zeros_and_ones_are_told_to_be_selections():
+    """The same rates are read where a selection is written."""
+    x = np.linspace(-1.0, 1.0, len(COUNTS))
+    first = np.arange(len(COUNTS)) % 2 == 0
+
+    def rates(is_product):
+        a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        one, other = (jnp.exp(a[k] + b[k] * x) for k in range(2))
+        rate = first * one + ~first * other if is_product else jnp.where(first, one, other)
+        numpyro.sample("y", dist.Poisson(rate), obs=COUNTS)
+
+    with pytest.raises(ModelStructureError, match=r"columns of zeros and ones .* choose by jnp.where\(column == 1"):
+        EP(rates, progress_bar=False).run(jax.random.key(0), True)
+    assert "poisson, exp link" in read_latent_gaussian(rates, (False,)).describe()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("weight", [0.5, 0.4])
 def test_laplace_finds_a_mode_of_a_mixture_and_says_so(weight):

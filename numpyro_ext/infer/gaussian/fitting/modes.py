@@ -17,6 +17,10 @@ from ..algorithms.posterior import prior_range
 
 __all__ = ["check_mixtures", "explain_two_modes", "valley_depths"]
 
+_BY_COLUMNS = (
+    "If columns of zeros and ones among the data decide which, choose by jnp.where(column == 1, one, other): then each "
+    "observation sees one regression, and there is one mode."
+)
 _DEEPEST = 0.5
 _GRID = np.linspace(-4.0, 4.0, 129)
 
@@ -72,7 +76,7 @@ def check_mixtures(reading: LatentGaussianReading, method: str) -> None:
             f"{list(reading.field)}: the posterior has several modes, and {method} fits one Gaussian, which covers "
             "one of them or what lies between. LaplaceApproximation describes the mode that it finds; with "
             "field=[...] the coefficients of one regression stay, and those of the other are set to a point; NUTS "
-            "draws from all modes.",
+            f"draws from all modes. {_BY_COLUMNS}",
             site=name,
         )
 
@@ -87,7 +91,7 @@ def explain_two_modes(reading: LatentGaussianReading, hyper: dict[str, Array]) -
     numbers = [number for number, potential in enumerate(potentials) if isinstance(potential, ElementwisePotential)]
     messages = [
         f"Each observation of {name!r} belongs to one of two regressions, so that the posterior has several modes: "
-        "this is one of them. NUTS draws from all."
+        f"this is one of them. NUTS draws from all. {_BY_COLUMNS}"
         for name in _mixtures(reading)
     ]
     if not numbers:
