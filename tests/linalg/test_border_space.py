@@ -61,7 +61,7 @@ def problem(is_flat=False, is_signed=False, dtype=float, is_wide=False, is_liste
 
 
 def lists_of(columns, shared, design_columns, shared_slots):
-    """Unknowns of the border that each block meets, in any order; of the pair 0 and 1 both or none."""
+    """Unknowns of the border that each block meets, ascending; of the pair 0 and 1 both or none."""
     met = [[] for _ in columns]
     entries = np.full(shared_slots.shape, -1)
     for row, slots in enumerate(shared_slots):
@@ -69,7 +69,7 @@ def lists_of(columns, shared, design_columns, shared_slots):
             entries[row, k] = design_columns[row, slot]
             if not set(design_columns[row]) <= set(shared):
                 met[row % 6] += [0, 1] if entries[row, k] < 2 else [entries[row, k]]
-    met = [list(dict.fromkeys(column)) for column in met]
+    met = [sorted(set(column), key=list(shared).index) for column in met]
     place = {column: number for number, column in enumerate(shared)}
     lists = [[place[column] for column in some] + [len(shared)] * (4 - len(some)) for some in met]
     # rows that see the border alone have no weight in any list

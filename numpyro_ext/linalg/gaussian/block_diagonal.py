@@ -112,11 +112,21 @@ class BlockDiagonal(NamedTuple):
     def take(self, columns: Array) -> Array:
         """Principal submatrices at ``columns`` of shape ``(num_blocks, n)``, in each block each column once but for
         padding: shape ``(num_blocks, n, n)``."""
-        if all(part.ndim == 1 for part in self.parts):
-            diagonal = self.apply(jnp.ones((sum(self.sizes),), self.parts[0].dtype))
-            taken = diagonal.at[columns].get(mode="fill", fill_value=0.0)
+        if self._is_diagonal:
+            taken = self._diagonal().at[columns].get(mode="fill", fill_value=0.0)
             return jnp.where(np.eye(columns.shape[1], dtype=bool), taken[:, :, None], 0.0)
         return self.entries(columns[:, :, None], columns[:, None, :])
+
+    def at(self, columns: Array) -> BlockDiagonal:
+        """Principal submatrix at ``columns`` of shape ``(n,)``, each once: one part, a diagonal of a diagonal."""
+        return BlockDiagonal((self._diagonal()[columns] if self._is_diagonal else self.take(columns[None]),))
+
+    @property
+    def _is_diagonal(self) -> bool:
+        return all(part.ndim == 1 for part in self.parts)
+
+    def _diagonal(self) -> Array:
+        return self.apply(jnp.ones((sum(self.sizes),), self.parts[0].dtype))
 
 
 def _apply(part: Part, x: Array) -> Array:

@@ -63,10 +63,11 @@ def gram_lower(design: SparseRows, weight: Array) -> Array:
     """Lower triangle of :func:`gram_of_rows`, with zeros above it."""
 
     def add(total: Array, i: Array, j: Array, terms: Array) -> Array:
-        return total.at[i, j].add(terms)
+        return total.at[j, i].add(terms)
 
     start = jnp.zeros((design.num_columns, design.num_columns), design.values.dtype)
-    return add_pairs(design.columns, design.values, weight, add, start)
+    # transposed, as LAPACK has columns where rows are here
+    return add_pairs(design.columns, design.values, weight, add, start).T
 
 
 def sum_pairs(columns: Array, values: Array, entries: Callable[[Array, Array], Array]) -> Array:

@@ -114,7 +114,8 @@ def _met(
     unit: np.ndarray,
     shared: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
-    """Unknowns of the border that each block meets, and the places of the entries of rows there; none if they are many.
+    """Unknowns of the border that each block meets, ascending, and the places of the entries of rows there; none if
+    they are many.
 
     :param pattern: with a last column of ``-1``, where the slots of no entry lead.
     :param blocks: of each column, ``-1`` for those of the border and behind the last.
@@ -133,15 +134,16 @@ def _met(
     starts = np.repeat(np.cumsum(sizes)[head] - repeats, repeats)
     within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     label, found = np.repeat(label, repeats), by_head[starts + within]
+    order = np.argsort(label * shared.size + found)
+    label, found = label[order], found[order]
     num_blocks = int(blocks.max()) + 1
     width = rounded_up(int(np.bincount(label, minlength=num_blocks).max(initial=1)))
     if shared.size < _LEAST_LISTED * width:
         return None, None
     met = padded_groups(label, num_blocks, shared.size, members=found, width=width)
     codes = label * shared.size + found
-    order = np.argsort(codes)
-    wanted = np.where(is_met, block * shared.size + place[column], codes[order[:1]])
-    listed = places_within(label, num_blocks)[order][np.searchsorted(codes[order], wanted)]
+    wanted = np.where(is_met, block * shared.size + place[column], codes[:1])
+    listed = places_within(label, num_blocks)[np.searchsorted(codes, wanted)]
     return met.astype(np.int32), np.where(is_met, listed, 0).astype(np.int32)
 
 

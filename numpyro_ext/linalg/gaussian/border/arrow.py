@@ -42,17 +42,19 @@ class ArrowMatrix(NamedTuple):
     cross: Coupling
     """Rows of the blocks in the columns of the border."""
     shared: Array
-    """The border, shape ``(p, p)``."""
+    """The border, shape ``(p, p)``: its lower triangle, and anything above."""
 
     def times(self, local: Array, shared: Array) -> tuple[Array, Array]:
         """Product with a vector of parts ``(b, n)`` and ``(p,)``."""
         first = jnp.einsum("bij,bj->bi", self.local, local) + self.cross.times(shared[:, None])[..., 0]
-        return first, self.cross.transpose_times(local) + self.shared @ shared
+        by_border = jnp.tril(self.shared) @ shared + shared @ jnp.tril(self.shared, -1)
+        return first, self.cross.transpose_times(local) + by_border
 
     def inner(self, other: ArrowMatrix) -> Array:
         """Sum of the products of elements with those of another one in the same places."""
-        twice = 2.0 * jnp.sum(self.cross.values * other.cross.values)
-        return jnp.sum(self.local * other.local) + twice + jnp.sum(self.shared * other.shared)
+        products = jnp.tril(self.shared * other.shared)
+        twice = 2.0 * (jnp.sum(self.cross.values * other.cross.values) + jnp.sum(products))
+        return jnp.sum(self.local * other.local) + twice - jnp.trace(products)
 
 
 @frozen_pytree
@@ -75,18 +77,14 @@ class ArrowFactor:
     """Cholesky factor of :math:`S`, shape ``(p, p)``."""
 
     @classmethod
-    def build(cls, matrix: ArrowMatrix, shared_lower: Array | None = None) -> ArrowFactor:
+    def build(cls, matrix: ArrowMatrix) -> ArrowFactor:
         """Factorise; nan where the matrix is not positive definite.
 
         Cost: :math:`p^3/3`, and :math:`n^3` and the products of :class:`.Coupling` for each block.
-
-        :param shared_lower: lower triangle of the border, where that is at hand alone: the whole is then made only if
-            something else asks for it.
         """
         factor = cholesky(matrix.local)
         gain = matrix.cross.of(solve_lower(factor, matrix.cross.values))
-        shared = matrix.shared if shared_lower is None else shared_lower
-        return cls(matrix, factor, gain, cholesky_of_lower(shared - gain.gram()))
+        return cls(matrix, factor, gain, cholesky_of_lower(matrix.shared - gain.gram_lower()))
 
     def held(self, matrix: ArrowMatrix) -> ArrowFactor:
         """The same factor beside the matrix that it is of as something else has computed it: derivatives, of first
@@ -112,7 +110,8 @@ class ArrowFactor:
         return solve_upper(self.factor, local - self.gain.times(shared)), shared
 
     def inverse(self) -> ArrowMatrix:
-        """Elements of the inverse where the matrix has its own. Cost: :math:`p^3`, and that of the couplings."""
+        """Elements of the inverse where the matrix has its own, of the border all. Cost: :math:`p^3`, and that of the
+        couplings."""
         shared = gram_of_lower(inverse_lower_in_blocks(self.schur))
         moved = self.gain.times_symmetric(shared)
         inner = jnp.eye(self.factor.shape[-1], dtype=shared.dtype) + moved.values @ self.gain.values.mT

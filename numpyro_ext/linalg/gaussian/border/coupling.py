@@ -6,11 +6,15 @@ from __future__ import annotations
 import dataclasses
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from ...frozen_pytree import frozen_pytree
 
 __all__ = ["Coupling"]
+
+_MOST_PARTS = 4
+"""Parts of the lists of columns, each of which is paired with itself and with those behind it."""
 
 
 @frozen_pytree
@@ -21,8 +25,8 @@ class Coupling:
     other, so that nothing is made that is as large as all pairs.
 
     >>> lists = Coupling(jnp.array([[[1.0, 2.0]], [[3.0, 0.0]]]), jnp.array([[0, 2], [1, 3]]), 3)
-    >>> print(lists.gram())
-    [[1. 0. 2.]
+    >>> print(jnp.tril(lists.gram_lower()))
+    [[1. 0. 0.]
      [0. 9. 0.]
      [2. 0. 4.]]
     >>> print(lists.times(jnp.array([1.0, 1.0, 10.0])[:, None])[:, 0, 0])
@@ -32,7 +36,8 @@ class Coupling:
     values: Array
     """Coefficients, shape ``(b, n, p)``, or ``(b, n, w)`` where columns are listed."""
     columns: Array | None
-    """Columns that each block meets, each once, shape ``(b, w)``; padded with ``p`` beside values of zero."""
+    """Columns that each block meets, ascending, each once, shape ``(b, w)``; padded with ``p`` beside values of
+    zero."""
     size: int = dataclasses.field(metadata={"static": True})
     """The number ``p`` of columns."""
 
@@ -49,19 +54,22 @@ class Coupling:
         at = jnp.arange(num_blocks)[:, None, None], jnp.arange(width)[:, None], self.columns[:, None, :]
         return out.at[at].add(self.values, mode="drop")
 
-    def gram(self) -> Array:
-        """``V^T V``, shape ``(p, p)``. Cost: ``b n p^2``, or ``b n w^2``."""
+    def gram_lower(self) -> Array:
+        """``V^T V``, shape ``(p, p)``: its lower triangle, and anything above. Cost: ``b n p^2``, or some ``b n w^2``."""
         if (columns := self.columns) is None:
             return jnp.einsum("bnp,bnq->pq", self.values, self.values)
+        total = jnp.zeros((self.size, self.size), self.values.dtype)
+        # as columns ascend, pairs with those further behind are all of a triangle
+        for part in np.array_split(np.arange(columns.shape[1]), min(_MOST_PARTS, columns.shape[1])):
+            start = int(part[0])
+            behind, of_behind = columns[:, start:], self.values[:, :, start:]
 
-        def add(place: Array, total: Array) -> Array:
-            column, values = self._at(place)
-            terms = jnp.sum(values * self.values, axis=1)
-            return total.at[column[:, None], columns].add(terms, mode="drop")
+            def add(place: Array, total: Array, behind: Array = behind, of_behind: Array = of_behind) -> Array:
+                column, values = self._at(place)
+                return total.at[column[:, None], behind].add(jnp.sum(values * of_behind, axis=1), mode="drop")
 
-        zeros = jnp.zeros((self.size, self.size), self.values.dtype)
-        # transposed, which changes no number: rows are what LAPACK, to whom it goes, has as columns
-        return lax.fori_loop(0, columns.shape[1], add, zeros).T
+            total = lax.fori_loop(start, start + len(part), add, total)
+        return total.T  # rows are what LAPACK, to whom it goes, has as columns
 
     def times(self, x: Array) -> Array:
         """``V x`` for ``x`` of shape ``(p, m)``, as ``(b, n, m)``."""

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, random
 
-from ...cholesky import from_lower, inverse_lower, solve_lower
+from ...cholesky import inverse_lower, solve_lower
 from ...frozen_pytree import frozen_pytree
-from ..block_diagonal import BlockCovariance, column_home, quadratic_form
+from ..block_diagonal import BlockCovariance, BlockDiagonal, column_home, quadratic_form
 from ..border.arrow import ArrowFactor, ArrowMatrix
 from ..border.rows import BorderEntries, BorderMatrix, BorderRows
 from ..design import DenseDesign, Design, SparseRows
@@ -46,8 +46,8 @@ class Border(NamedTuple):
     """Entries of each row that are in the border, padded likewise, where the border is wide and rows see a few of its
     unknowns; ``None`` where its coefficients are to be a matrix."""
     met: Array | None = None
-    """Places in the border of the unknowns of it that each block meets, shape ``(num_blocks, w)``, padded with ``p``,
-    where these are few; with each unknown those that the prior couples to it."""
+    """Places in the border of the unknowns of it that each block meets, ascending, shape ``(num_blocks, w)``, padded
+    with ``p``, where these are few; with each unknown those that the prior couples to it."""
     listed: Array | None = None
     """Places of the entries ``shared_slots`` in the lists of their blocks, of the same shape."""
 
@@ -83,10 +83,9 @@ class BorderSpace(OneBlock):
     """From whitened unknowns of a block to its unknowns, shape ``(b, n, n)``."""
     precision: Array
     """Prior precision of the whitened unknowns of a block, one on the diagonal at padding; shape ``(b, n, n)``."""
-    shared_factor: Array
-    """The same of the border, shape ``(p, p)``."""
-    shared_precision: Array
-    """Shape ``(p, p)``."""
+    shared_factor: BlockDiagonal
+    """The same of the border, of one part."""
+    shared_precision: BlockDiagonal
     half_log_determinant: Array
     """Half the log determinant of the precision, with the constant of the flat unknowns."""
 
@@ -104,7 +103,7 @@ class BorderSpace(OneBlock):
         whitened = WhitenedPrior.build(prior, dtype)
         is_padding = (columns == num_columns).astype(dtype)
         precision = whitened.precision.take(columns) + is_padding[:, :, None] * jnp.eye(columns.shape[1], dtype=dtype)
-        shared_factor = whitened.factor.take(shared[None])[0]
+        shared_factor = whitened.factor.at(shared)
         is_local = jnp.ones((num_columns,), dtype).at[shared].set(0.0)
         place = jnp.full((num_columns,), shared.size).at[shared].set(jnp.arange(shared.size))
         entries, values = _entries(design, slots)
@@ -113,16 +112,15 @@ class BorderSpace(OneBlock):
             shared_entries, shared_values = _entries(design, shared_slots)
             # padding stands at an entry of a block, which has no place in the border
             rows = SparseRows(jnp.minimum(place[shared_entries], shared.size - 1), shared_values, shared.size)
-            is_diagonal = all(part.ndim == 1 for part in whitened.factor.parts)
-            factor = jnp.diagonal(shared_factor) if is_diagonal else shared_factor
-            by_border = BorderEntries(rows, factor, met, listed)
+            (factor,) = shared_factor.parts
+            by_border = BorderEntries(rows, factor if factor.ndim == 1 else factor[0], met, listed)
         else:
             matrix = jnp.zeros((design.num_rows, shared.size), dtype)
             at = jnp.arange(design.num_rows)[:, None], place[design.columns]
             matrix = matrix.at[at].add(design.values, mode="drop")
             if by_last is not None:
                 matrix = matrix.at[:, matrix.shape[1] - by_last.shape[1] :].add(by_last)
-            by_border = BorderMatrix(matrix @ shared_factor)
+            by_border = BorderMatrix(shared_factor.apply_transpose(matrix))
         return cls(
             design,
             border,
@@ -134,7 +132,7 @@ class BorderSpace(OneBlock):
             whitened.factor.take(columns),
             precision,
             shared_factor,
-            whitened.precision.take(shared[None])[0],
+            whitened.precision.at(shared),
             whitened.half_log_determinant,
         )
 
@@ -148,17 +146,17 @@ class BorderSpace(OneBlock):
     def unknowns(self, coordinates: Array) -> Array:
         """Unknowns of shape ``(..., num_columns)`` for coordinates of shape ``(..., 1, size)``."""
         local, shared = self.split(coordinates[..., 0, :])
-        return self.from_parts(jnp.einsum("bij,...bj->...bi", self.factor, local), shared @ self.shared_factor.T)
+        return self.from_parts(jnp.einsum("bij,...bj->...bi", self.factor, local), self.shared_factor.apply(shared))
 
     def inner(self, a: Array, b: Array) -> Array:
         """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
         (local_a, shared_a), (local_b, shared_b) = self.split(a[0]), self.split(b[0])
         own = jnp.einsum("bi,bij,bj->", local_a, self.precision, local_b)
-        return own + shared_a @ self.shared_precision @ shared_b
+        return own + shared_a @ self.shared_precision.apply(shared_b)
 
     def zeros(self) -> Array:
         """The coordinates of the prior mean."""
-        return jnp.zeros((1, self.precision[..., 0].size + self.shared_factor.shape[0]), self.factor.dtype)
+        return jnp.zeros((1, self.precision[..., 0].size + self.border.shared.size), self.factor.dtype)
 
     def split(self, coordinates: Array) -> tuple[Array, Array]:
         """Coordinates ``(..., size)`` of the blocks, ``(..., b, n)``, and of the border, ``(..., p)``."""
@@ -192,13 +190,12 @@ class BorderSpace(OneBlock):
         gram = gram.at[block[:, :, None], position[:, :, None], position[:, None, :]].add(pairs)
         transpose = self.factor.mT
         cross = self.by_border.cross(weighted, (block, position), self.precision)
-        shared_lower = self.shared_precision + self.by_border.gram_lower(site_precision)
         matrix = ArrowMatrix(
             self.precision + transpose @ gram @ self.factor,
             cross.of(transpose @ cross.values),
-            from_lower(shared_lower),
+            self.shared_precision.to_dense() + self.by_border.gram_lower(site_precision),
         )
-        factor = ArrowFactor.build(matrix, shared_lower) if held is None else held.held(matrix)
+        factor = ArrowFactor.build(matrix) if held is None else held.held(matrix)
         pulled = jnp.zeros(self.precision.shape[:2], self.factor.dtype)
         pulled = pulled.at[block, position].add(self.values * site_shift[:, None])
         side = (transpose @ pulled[..., None])[..., 0], self.by_border.shift(site_shift)
@@ -285,7 +282,7 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
         local = jnp.sum((space.factor @ inverse.local) * space.factor, axis=-1)
         if isinstance(space.by_border, BorderEntries):
             return space.from_parts(local, jnp.diagonal(space.by_border.covariance(inverse.shared)))
-        factor = space.shared_factor
+        factor = space.shared_factor.to_dense()
         return space.from_parts(local, jnp.sum((factor @ inverse.shared) * factor, axis=-1))
 
     def _moves(self) -> tuple[BlockCovariance, Array]:
@@ -294,7 +291,7 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
         root = solve_lower(self.factor.factor, space.factor.mT).mT
         slope = root @ self.factor.gain.dense()
         blocks = BlockCovariance(root @ root.mT, space.border.columns, space.home)
-        return blocks, space.from_parts(-jnp.moveaxis(slope, -1, 0), space.shared_factor.T)
+        return blocks, space.from_parts(-jnp.moveaxis(slope, -1, 0), space.shared_factor.to_dense().T)
 
     def _parts(
         self, given: tuple[BlockCovariance, Array], design: Design, by_last: Array | None
@@ -311,7 +308,8 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
             # one unknown of the border after the other: all at once would take as many numbers as entries times these
             moved = jax.lax.map(design.matvec, moved).T
         if by_last is not None:
-            moved = moved + by_last @ space.shared_factor[len(space.shared_factor) - by_last.shape[1] :]
+            factor = space.shared_factor.to_dense()
+            moved = moved + by_last @ factor[len(factor) - by_last.shape[1] :]
         return blocks, local, moved
 
     def _variance(self, given: tuple[BlockCovariance, Array], design: Design, by_last: Array | None) -> Array:
