@@ -10,8 +10,9 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 
-from numpyro_ext.infer import EP, INLA, LaplaceApproximation
+from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.gaussian.algorithms.modes import laplace
+from numpyro_ext.infer.gaussian.fitting.costs import FIT_COSTS
 from numpyro_ext.linalg.sparse_krylov import find_elimination
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts
@@ -218,6 +219,18 @@ def test_what_cannot_be_iterated_is_refused_by_site():
     with pytest.raises(ModelStructureError, match="depend on many unknowns"):
         x = np.random.default_rng(0).normal(size=(30, 12))
         LaplaceApproximation(regression, space="iterative").run(KEY, 0.1 * x, np.arange(30) % 3)
+
+
+@pytest.mark.parametrize("engine", [EP, VariationalGaussian])
+def test_what_engines_that_factorise_would_take_is_said_beforehand(engine):
+    takes = r"dense matrix of 162 unknowns.* 0.002 GiB, and 0.00021 s .*LaplaceApproximation\(model\) iterates"
+    columns = data("logistic")
+    told = with_layouts(engine, large_rest=50)
+    with pytest.warns(UserWarning, match=takes):
+        told(crossed)._compile(told(crossed)._read(KEY, columns, {}, check=False))
+    told._costs = FIT_COSTS._replace(most_memory=2**20)
+    with pytest.raises(ModelStructureError, match=f"{takes}.* 0.00098 GiB are the most"):
+        told(crossed).run(KEY, *columns)
 
 
 @pytest.mark.thorough

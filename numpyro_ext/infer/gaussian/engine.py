@@ -30,7 +30,7 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm, GivenFunctions
 from .engine_answers import GaussianAnswers
 from .engine_program import EngineProgram
-from .fitting.costs import FIT_COSTS, FitCosts
+from .fitting.costs import FIT_COSTS, FitCosts, what_a_rest_takes
 from .fitting.fit import RunOptions, check_skipped, fit
 from .fitting.many import NOTHING_BEGUN, Begun, begin_together, read_all, refuse
 from .fitting.modes import explain_two_modes
@@ -296,6 +296,8 @@ class Engine(GaussianAnswers):
         self, reading: LatentGaussianReading, runs_often: bool = False
     ) -> tuple[UnconstrainedSpace, Algorithm, Programs]:
         algorithm = self.bound_algorithm(reading)
+        if (takes := what_a_rest_takes(reading, type(self).__name__, self._costs)) is not None:
+            warn(takes)
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         check_design(self.integrate, space)
         options = self._options()

@@ -114,10 +114,14 @@ class INLA(LaplaceApproximation):
         is_sparse = reading.abstract_form.layout is not None
         largest = LARGEST_CORRECTED_FIELD if is_sparse else LARGEST_DENSE_COVARIANCE
         if self.marginal == "simplified-laplace" and num_unknowns > largest:
+            # EP would factorise what is left to iterations here
+            other = (
+                "LaplaceApproximation(model)" if reading.has_estimates else "EP, whose means are not those of a mode"
+            )
             raise ModelStructureError(
                 f"The simplified Laplace marginals need the covariance of every predictor with all {num_unknowns} "
                 f"unknowns, which {'takes a solve for each of them' if is_sparse else 'is too large'}. Use "
-                "INLA(model, marginal='gaussian'), or EP, whose means are not those of a mode."
+                f"INLA(model, marginal='gaussian'), or {other}."
             )
         return super().algorithm(reading)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
 from ...structure import LatentGaussianReading, ModelStructureError
+from ...structure.latent_gaussian.costs import COSTS
 from ...structure.latent_gaussian.read import SMOOTH_LATENT_GAUSSIAN, with_largest_rest
 from ...structure.model.search import Form
 from ..front.options import check_one_of
@@ -20,7 +21,7 @@ __all__ = ["LaplaceApproximation", "LaplaceOptions"]
 
 FieldSpace = Literal["auto", "direct", "iterative"]
 
-_LARGEST_RESTS: dict[FieldSpace, float] = {"auto": 6000.0, "direct": math.inf, "iterative": 0.0}
+_LARGEST_RESTS: dict[FieldSpace, float] = {"auto": COSTS.large_rest, "direct": math.inf, "iterative": 0.0}
 """Unknowns that a factorisation may leave for a dense matrix."""
 
 

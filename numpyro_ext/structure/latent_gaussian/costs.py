@@ -26,6 +26,8 @@ class LayoutCosts:
     :param float largest_rest: unknowns that are left together, once those in small blocks are eliminated, from which on
         they are no dense matrix but known by products; zero asks for it, and infinity never does. Log determinants
         and variances are then estimates, of which few algorithms know.
+    :param float large_rest: unknowns that are left together in a dense matrix, from which on it is told beforehand what
+        that takes.
     :param RowCosts rows: by which the rows of the design are found.
     """
 
@@ -37,6 +39,7 @@ class LayoutCosts:
     time_block: int = 32
     time_blocks: int = 8
     largest_rest: float = math.inf
+    large_rest: float = 6000.0
     rows: RowCosts = ROW_COSTS
 
 

@@ -39,7 +39,7 @@ from .form import AffineMap, BlockKinds, Blocks, LatentGaussian
 from .looked_up import LookedUp
 from .not_finite import explain_not_finite, explain_rounding
 from .prior_columns import PriorColumns
-from .sparse_fields import iterative_layout, leaves_much, sparse_layout
+from .sparse_fields import iterative_layout, large_rest, sparse_layout
 from .touched import find_touched
 
 __all__ = ["LatentGaussianReading"]
@@ -101,9 +101,13 @@ class LatentGaussianReading(ModelReading):
             touched_cost = None if self._touched is None else self._touched.cost
             border = find_border(rows, self._priors, blocks, touched_cost, overhead=costs.border)
         num_shared = None if border is None else border.shared.size
-        is_iterative = not (is_sparse or self._touched) or costs.largest_rest <= 0
-        is_iterative &= leaves_much(self._priors, rows, blocks, num_shared, costs.largest_rest)
+        self.dense_rest = 0
+        if not (is_sparse or self._touched) or costs.largest_rest <= 0:
+            largest = min(costs.largest_rest, costs.large_rest)
+            self.dense_rest = large_rest(self._priors, rows, blocks, num_shared, largest)
+        is_iterative = self.dense_rest > costs.largest_rest
         if is_iterative:
+            self.dense_rest = 0
             border, self._touched = None, None
             blocks = np.arange(rows.num_rows)[None], np.arange(rows.num_columns)[None]
         if border is not None:  # what one coefficient joins falls apart without it

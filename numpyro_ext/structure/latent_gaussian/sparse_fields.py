@@ -25,7 +25,7 @@ from ..program.rows.affine_rows import AffineRows
 from ..program.rows.state_rows import StateRows
 from .prior_columns import PriorColumns
 
-__all__ = ["iterative_layout", "leaves_much", "sparse_layout"]
+__all__ = ["iterative_layout", "large_rest", "sparse_layout"]
 
 _WIDEST_MAP = 8
 """Unknowns that an element of a site may depend on for its variance to come with those of the rows."""
@@ -67,14 +67,15 @@ def sparse_layout(
     return _layout(patterns, priors, rows, maps)
 
 
-def leaves_much(
+def large_rest(
     priors: PriorColumns,
     rows: AffineRows | StateRows,
     blocks: tuple[np.ndarray, np.ndarray],
     num_shared: int | None,
     largest: float,
-) -> bool:
-    """True if so many unknowns are left together that they are better known by products.
+) -> int:
+    """Unknowns of crossed effects that are left together, where these are so many that a dense matrix of them is dear,
+    and zero elsewhere.
 
     :param priors: those of the sites of the field.
     :param rows: predictors.
@@ -96,10 +97,10 @@ def leaves_much(
             site=wide[0] if wide else None,
         )
     if wide or not isinstance(rows, AffineRows) or not is_sparse:
-        return False
+        return 0
     left = min(part.shape[1] for part in blocks) if num_shared is None else num_shared
     by_band = rows.num_columns * float(rows.bandwidth + 1) ** 2
-    return left > largest and (largest <= 0 or by_band > float(largest) ** 3)
+    return left if left > largest and (largest <= 0 or by_band > float(largest) ** 3) else 0
 
 
 def iterative_layout(priors: PriorColumns, rows: AffineRows, maps: Sequence[AffineRows | StateRows]) -> SparseLayout:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....compilation.quick_jit import holds_little
-from ....structure import LatentGaussian
+from ....structure import LatentGaussian, LatentGaussianReading, ModelStructureError
 
-__all__ = ["FIT_COSTS", "FitCosts", "is_small"]
+__all__ = ["FIT_COSTS", "FitCosts", "is_small", "what_a_rest_takes"]
 
 _MOST_SMALL_NUMBERS, _FEW_FAMILIES = 20_000, 4
 """Numbers that fit in a tenth of a second, and families of factors from which more rows do, as the compiler takes
 longer for the sites of each than they take to run."""
+
+_MATRICES_OF_REST, _FLOPS_PER_SECOND = 10, 2e10
+"""Matrices of what is left together that are alive at once, and the rate of LAPACK on one core."""
 
 
 class FitCosts(NamedTuple):
@@ -39,6 +42,8 @@ class FitCosts(NamedTuple):
     most_densities: int = 10_000_000
     """Rows times draws up to which draws come with their log densities. Beyond, these are left to who asks for them,
     unless a factor may be zero at a draw."""
+    most_memory: int = 16 * 2**30
+    """Bytes that dense matrices of crossed effects may need."""
 
 
 FIT_COSTS = FitCosts()
@@ -49,3 +54,27 @@ def is_small(form: LatentGaussian, costs: FitCosts = FIT_COSTS) -> bool:
     """True if fits of such a form take a tenth of a second, whatever the compiler makes of it."""
     most = costs.most_small_rows * max(1.0, len(form.potentials) / _FEW_FAMILIES)
     return form.num_rows <= most and holds_little(form, _MOST_SMALL_NUMBERS)
+
+
+def what_a_rest_takes(reading: LatentGaussianReading, engine: str, costs: FitCosts) -> str | None:
+    """What it takes to fit crossed effects of which so many are left together that a dense matrix of them is dear;
+    ``None`` of other models.
+
+    :param LatentGaussianReading reading: of the model.
+    :param str engine: its name.
+    :param FitCosts costs: of which this takes what memory may be needed.
+    :raises ModelStructureError: if it needs more.
+    """
+    if not (size := reading.dense_rest):
+        return None
+    memory = _MATRICES_OF_REST * 8 * size**2
+    takes = (
+        f"{engine} would factorise a dense matrix of {size} unknowns, which crossed effects of this model leave "
+        f"together: about {memory / 2**30:.2g} GiB, and {size**3 / _FLOPS_PER_SECOND:.2g} s for each factorisation, of "
+        "which a fit takes hundreds. LaplaceApproximation(model) iterates instead, in minutes and little memory."
+    )
+    if memory > costs.most_memory:
+        raise ModelStructureError(
+            f"{takes} Nothing was allocated: {costs.most_memory / 2**30:.2g} GiB are the most that is tried."
+        )
+    return takes

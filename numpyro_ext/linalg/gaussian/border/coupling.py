@@ -55,7 +55,7 @@ class Coupling:
         return out.at[at].add(self.values, mode="drop")
 
     def gram_lower(self) -> Array:
-        """``V^T V``, shape ``(p, p)``: its lower triangle, and anything above. Cost: ``b n p^2``, or some ``b n w^2``."""
+        """``V^T V``, shape ``(p, p)``: its lower triangle, and anything above. Cost: ``b n p^2``, or ``b n w^2``."""
         if (columns := self.columns) is None:
             return jnp.einsum("bnp,bnq->pq", self.values, self.values)
         total = jnp.zeros((self.size, self.size), self.values.dtype)
