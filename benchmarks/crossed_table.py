@@ -149,6 +149,7 @@ def measure(size: str, family: str, by: str) -> dict[str, Any]:
             found["error"] = engine.diagnostics.evidence_error
             scale = engine.posterior["scale"]
             found["moments"] = list(zip(np.asarray(scale.mean).tolist(), np.asarray(scale.sd).tolist(), strict=True))
+            del scale  # which holds the run and its draws
     start = time.process_time()
     engine.predict(random.key(1), *(column[:2] for column in columns[:-1]), num_levels=num_levels, family=family)
     found["predict"] = time.process_time() - start

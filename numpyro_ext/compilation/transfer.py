@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
-__all__ = ["to_device"]
+__all__ = ["aligned", "to_device"]
+
+_ALIGNMENT = 64
+"""Bytes by multiples of which arrays begin that JAX takes on the CPU without a copy."""
+
+
+def aligned(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+    """Array of NumPy, not filled in, that :func:`to_device` need not copy on a CPU; it is not to be written to after.
+
+    :param tuple shape: of the array.
+    :param dtype: of its numbers.
+
+    >>> aligned((2, 3), float).shape
+    (2, 3)
+    """
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    whole = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -whole.ctypes.data % _ALIGNMENT
+    return whole[start : start + size].view(dtype).reshape(shape)
 
 
 def to_device(values: ArrayLike) -> Array:

@@ -15,7 +15,7 @@ from jax import Array, random
 from scipy.special import logsumexp
 
 from ...compilation.collection import without_collection
-from ...compilation.transfer import to_device
+from ...compilation.transfer import aligned, to_device
 from ...structure import LatentGaussianReading
 from ..front.answers.draws import Draws, draw_inside_support
 from ..front.answers.sites import PointPosterior, PosteriorSites, SitePosterior, gaussian_draws, missing_sites
@@ -287,11 +287,12 @@ class IntegratedRun(GaussianRun):
             if found.log_weight is not None:
                 found = found._replace(log_weight=found.log_weight + points.log_weights[places[index]][:, None])
             if out is None:
-                out = jax.tree.map(lambda leaf: np.empty((num_samples, *leaf.shape[2:]), leaf.dtype), found)
+                out = jax.tree.map(lambda leaf: aligned((num_samples, *leaf.shape[2:]), leaf.dtype), found)
             first, size = start * most, num_points * most
             own = np.flatnonzero((kept >= first) & (kept < first + size))
             for whole, part in zip(jax.tree.leaves(out), jax.tree.leaves(found), strict=True):
                 whole[own] = part.reshape(size, *part.shape[2:])[kept[own] - first]
+            del found, part  # hundreds of megabytes of large fields, beside which the next ones are made
         return jax.tree.map(to_device, out)
 
     def draw_points(self, rng_key: Array, num_samples: int) -> Scatter:
