@@ -161,12 +161,12 @@ def test_unknown_options_of_the_compiler_are_left_out(monkeypatch):
     assert quick_jit(lambda x: 2.0 * x)(3.0) == 6.0
 
 
-@pytest.mark.parametrize("is_small", [False, True])
-def test_less_optimisation_computes_the_same(is_small):
+@pytest.mark.parametrize("options", [{}, {"is_small": True}, {"adds_much": True}])
+def test_less_optimisation_computes_the_same(options):
     x = jnp.linspace(0.1, 3.0, 7)
 
     def function(x):
         return jnp.cumsum(jnp.log1p(jnp.exp(-x)) * x), jnp.linalg.cholesky(jnp.eye(7) + x[:, None] * x)
 
-    for quick, usual in zip(quick_jit(function, is_small=is_small)(x), jax.jit(function)(x), strict=True):
+    for quick, usual in zip(quick_jit(function, **options)(x), jax.jit(function)(x), strict=True):
         np.testing.assert_allclose(quick, usual, rtol=100 * jnp.finfo(x.dtype).eps, atol=1e-6 * (x.dtype == "float32"))

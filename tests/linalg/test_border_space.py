@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.linalg.cholesky import gram_of_lower, inverse_lower_in_blocks
+from numpyro_ext.linalg.gaussian.border.coupling import Coupling
 from numpyro_ext.linalg.gaussian.conditioning import choose_space, linear_gaussian
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
@@ -130,6 +131,21 @@ def test_variances_of_many_rows_some_at_a_time():
     rows = random_sparse(np.random.default_rng(8), 7, NUM_COLUMNS, 3)
     found = jax.jit(posterior.map_variance, static_argnums=2)(rows, None, 12)  # three rows at a time
     np.testing.assert_allclose(found, jnp.diagonal(posterior.map_covariance(rows)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 11])
+def test_products_of_what_blocks_meet(width):
+    """In parts of lists that are padded, and of which some are full, beside a dense product."""
+    rng, size = np.random.default_rng(2), 13
+    numbers = rng.integers(0, width + 1, 9)
+    numbers[0] = width
+    columns = np.full((9, width), size)
+    for row, number in zip(columns, numbers, strict=True):
+        row[:number] = np.sort(rng.choice(size, number, replace=False))
+    values = rng.normal(size=(9, 2, width)) * (columns < size)[:, None]
+    coupling = Coupling(jnp.asarray(values), jnp.asarray(columns), size)
+    whole = np.asarray(coupling.dense()).reshape(-1, size)
+    np.testing.assert_allclose(np.tril(coupling.gram_lower()), np.tril(whole.T @ whole), rtol=1e-12, atol=1e-13)
 
 
 def test_inverse_of_a_large_matrix_by_halves():

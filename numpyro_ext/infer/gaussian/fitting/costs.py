@@ -7,12 +7,14 @@ from typing import NamedTuple
 from ....compilation.quick_jit import holds_little
 from ....structure import LatentGaussian, LatentGaussianReading, ModelStructureError
 
-__all__ = ["FIT_COSTS", "FitCosts", "is_small", "what_a_rest_takes"]
+__all__ = ["FIT_COSTS", "FitCosts", "adds_much", "is_small", "what_a_rest_takes"]
 
 _MOST_SMALL_NUMBERS, _FEW_FAMILIES = 20_000, 4
 """Numbers that fit in a tenth of a second, and families of factors from which more rows do, as the compiler takes
 longer for the sites of each than they take to run."""
 
+_MANY_PAIRS = 5_000_000
+"""Pairs of unknowns of a border that blocks meet, from which on their sums are worth an optimised program."""
 _MATRICES_OF_REST, _FLOPS_PER_SECOND = 10, 2e10
 """Matrices of what is left together that are alive at once, and the rate of LAPACK on one core."""
 
@@ -54,6 +56,12 @@ def is_small(form: LatentGaussian, costs: FitCosts = FIT_COSTS) -> bool:
     """True if fits of such a form take a tenth of a second, whatever the compiler makes of it."""
     most = costs.most_small_rows * max(1.0, len(form.potentials) / _FEW_FAMILIES)
     return form.num_rows <= most and holds_little(form, _MOST_SMALL_NUMBERS)
+
+
+def adds_much(form: LatentGaussian) -> bool:
+    """True if sums over pairs of unknowns that blocks meet take a good part of each fit."""
+    met = None if form.border is None else form.border.met
+    return met is not None and met.shape[0] * met.shape[1] ** 2 >= _MANY_PAIRS
 
 
 def what_a_rest_takes(reading: LatentGaussianReading, engine: str, costs: FitCosts) -> str | None:

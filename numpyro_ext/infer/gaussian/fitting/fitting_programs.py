@@ -24,7 +24,7 @@ from ...hyper.stacked import at_each
 from ...hyper.visits import Visits, search_and_visit
 from ..algorithms.algorithm import Algorithm
 from .apart_programs import ApartPrograms
-from .costs import FIT_COSTS, FitCosts, is_small
+from .costs import FIT_COSTS, FitCosts, adds_much, is_small
 from .objective import Objective
 from .point_fit import PointFit
 
@@ -88,8 +88,9 @@ class FittingPrograms(Objective):
         self.solve = compile_(self.fitted, static_argnames="num_steps")
         self.init_state = compile_(self._init_state)
         self._init_state_at = compile_(self.first_state)
-        self._search_alone = compile_(self._search)
-        self._search_and_visit = compile_(self._visit)
+        self._adds_much = adds_much(form)
+        self._search_alone = compile_(self._search, adds_much=self._adds_much)
+        self._search_and_visit = compile_(self._visit, adds_much=self._adds_much)
         self._evaluate_alone: Callable[..., tuple[Evaluation, Any]] = compile_(self._evaluate_and_hold)
         self._turn = quick_jit(partial(turn, field_tol=self._field_tol, tol=hyper_tol), is_small=True)
         self._note = compile_(self._point_fit, static_argnames="marginals_fn")
@@ -102,7 +103,10 @@ class FittingPrograms(Objective):
             apart = ApartPrograms(algorithm, self.form_at, self.log_prior, self._num_steps, self.tol)
             self._evaluate_alone, self.second_derivatives = apart.evaluate, apart.second_derivatives
         self._fits_alone = quick_jit(
-            self._fits, is_small=self.is_small and not runs_often, static_argnames="marginals_fn"
+            self._fits,
+            is_small=self.is_small and not runs_often,
+            adds_much=self._adds_much,
+            static_argnames="marginals_fn",
         )
 
     @property

@@ -17,7 +17,7 @@ from jax import Array, random
 
 from ...cholesky import inverse_lower, solve_lower
 from ...frozen_pytree import frozen_pytree
-from ..block_diagonal import BlockCovariance, BlockDiagonal, column_home, quadratic_form
+from ..block_diagonal import BlockCovariance, BlockDiagonal, Repeated, column_home, quadratic_form
 from ..border.arrow import ArrowFactor, ArrowMatrix
 from ..border.rows import BorderEntries, BorderMatrix, BorderRows
 from ..design import DenseDesign, Design, SparseRows
@@ -113,6 +113,7 @@ class BorderSpace(OneBlock):
             # padding stands at an entry of a block, which has no place in the border
             rows = SparseRows(jnp.minimum(place[shared_entries], shared.size - 1), shared_values, shared.size)
             (factor,) = shared_factor.parts
+            assert not isinstance(factor, Repeated)  # as of one block
             by_border = BorderEntries(rows, factor if factor.ndim == 1 else factor[0], met, listed)
         else:
             matrix = jnp.zeros((design.num_rows, shared.size), dtype)
