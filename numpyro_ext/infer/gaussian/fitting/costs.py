@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ....compilation.quick_jit import holds_little
 from ....structure import LatentGaussian, LatentGaussianReading, ModelStructureError
+from ..algorithms.damped_newton import has_constant_curvature
 
 __all__ = ["FIT_COSTS", "FitCosts", "adds_much", "is_small", "what_a_rest_takes"]
 
@@ -59,9 +60,10 @@ def is_small(form: LatentGaussian, costs: FitCosts = FIT_COSTS) -> bool:
 
 
 def adds_much(form: LatentGaussian) -> bool:
-    """True if sums over pairs of unknowns that blocks meet take a good part of each fit."""
+    """True if sums over pairs of unknowns that blocks meet take a good part of each fit, and the factors are Gaussian:
+    the compiler takes hundreds of megabytes more for an optimised program, and the programs of others are larger."""
     met = None if form.border is None else form.border.met
-    return met is not None and met.shape[0] * met.shape[1] ** 2 >= _MANY_PAIRS
+    return met is not None and met.shape[0] * met.shape[1] ** 2 >= _MANY_PAIRS and has_constant_curvature(form)
 
 
 def what_a_rest_takes(reading: LatentGaussianReading, engine: str, costs: FitCosts) -> str | None:
