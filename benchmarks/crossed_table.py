@@ -11,6 +11,7 @@ those of 4 or 5, and of 5 in the next run; its Gaussian ones are mirrored there.
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import json
 import resource
@@ -149,7 +150,8 @@ def measure(size: str, family: str, by: str) -> dict[str, Any]:
             found["error"] = engine.diagnostics.evidence_error
             scale = engine.posterior["scale"]
             found["moments"] = list(zip(np.asarray(scale.mean).tolist(), np.asarray(scale.sd).tolist(), strict=True))
-            del scale  # which holds the run and its draws
+            del scale, engine  # which hold the run and its draws, in a circle
+            gc.collect()
     start = time.process_time()
     engine.predict(random.key(1), *(column[:2] for column in columns[:-1]), num_levels=num_levels, family=family)
     found["predict"] = time.process_time() - start
