@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ....compilation.quick_jit import holds_little
 from ....structure import LatentGaussian, LatentGaussianReading, ModelStructureError
-from ..algorithms.damped_newton import has_constant_curvature
+from ..algorithms.modes.damped_newton import has_constant_curvature
 
 __all__ = ["FIT_COSTS", "FitCosts", "adds_much", "is_small", "what_a_rest_takes"]
 
