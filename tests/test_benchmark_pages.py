@@ -87,7 +87,7 @@ def test_page_is_made_of_what_is_kept(name, tmp_path, monkeypatch):
     for experiment, draws in findings(study).items():
         for draw, found in enumerate(draws):
             (tmp_path / f"{experiment}-{draw}.json").write_text(json.dumps(found))
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "results_folder", lambda: tmp_path)
     monkeypatch.setattr(study, "keep_compiled_programs", lambda folder: None, raising=False)
     monkeypatch.setattr(sys, "argv", ["study", str(tmp_path), "--write"])
     study.main()

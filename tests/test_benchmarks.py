@@ -60,7 +60,7 @@ def test_every_script_can_be_imported(script):
 
 
 def test_a_study_keeps_its_draws_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    monkeypatch.setattr(pages, "results_folder", lambda: tmp_path)
     runs = []
 
     def experiment(draw):
@@ -93,10 +93,11 @@ def test_cells_say_what_is_missing():
 def test_the_scoreboard_is_completed(tmp_path, monkeypatch):
     path = tmp_path / "scoreboard.json"
     path.write_text(json.dumps({"cells": {"a": {"value": 1}, "b": {}}}))
-    monkeypatch.setattr(pages, "SCOREBOARD", path)
     monkeypatch.setattr(pages, "keep_compiled_programs", lambda folder: None)
     measured = []
-    pages.complete_scoreboard("cells", ["a", "b", "c"], lambda name: measured.append(name) or {"value": 2}, ["value"])
+    pages.complete_scoreboard(
+        "cells", ["a", "b", "c"], lambda name: measured.append(name) or {"value": 2}, ["value"], path
+    )
     found = json.loads(path.read_text())
     assert measured == ["b", "c"] and "cells_environment" in found
     assert found["cells"] == {"a": {"value": 1}, "b": {"value": 2}, "c": {"value": 2}}

@@ -18,10 +18,14 @@ from numpyro_ext import keep_compiled_programs
 
 from .processes import main_module
 
-RESULTS = Path(__file__).parents[1] / "results"
-SCOREBOARD = RESULTS / "scoreboard.json"
+SCOREBOARD = Path(__file__).parents[1] / "results" / "scoreboard.json"
 """All that ``docs/scoreboard.md`` is made from."""
 _PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "numpyro", "statsmodels", "scikit-image")
+
+
+def results_folder() -> Path:
+    """Folder of the pages."""
+    return SCOREBOARD.parent
 
 
 def run_environment() -> dict[str, str]:
@@ -59,7 +63,7 @@ def write_report(
         lines = [*lines, "", remarks.read_text().strip()]
     found = run_environment()
     command = f"python -m benchmarks.{script or main_module()}"
-    path = RESULTS / f"{found['date']}-{name}.md"
+    path = results_folder() / f"{found['date']}-{name}.md"
     path.write_text("\n".join([*lines, "", f"Measured by `{command}`: {in_words(found)}.", ""]))
     if data is not None:
         content = json.dumps({"environment": found, "command": command, **data}, indent=1, ensure_ascii=False)
@@ -69,7 +73,11 @@ def write_report(
 
 
 def complete_scoreboard(
-    section: str, names: Iterable[str], measure: Callable[[str], Mapping[str, Any]], needed: Iterable[str] = ()
+    section: str,
+    names: Iterable[str],
+    measure: Callable[[str], Mapping[str, Any]],
+    needed: Iterable[str] = (),
+    path: Path = SCOREBOARD,
 ) -> None:
     """Measure the entries that the results of the scoreboard lack, and write each as it ends.
 
@@ -77,19 +85,20 @@ def complete_scoreboard(
 
     :param section: of the file, whose environment is renewed.
     :param needed: keys without which an entry is measured again.
+    :param path: file of the results.
     """
     numpyro.enable_x64()
     keep_compiled_programs(False)
     for name in names:
-        known = json.loads(SCOREBOARD.read_text()).get(section, {}).get(name)
+        known = json.loads(path.read_text()).get(section, {}).get(name)
         if known is not None and set(needed) <= set(known):
             continue
         entry = measure(name)
         print(name, {key: value for key, value in entry.items() if key not in ("mean", "sd")}, flush=True)
-        results = json.loads(SCOREBOARD.read_text())
+        results = json.loads(path.read_text())
         results.setdefault(section, {})[name] = entry
         results[f"{section}_environment"] = run_environment()
-        SCOREBOARD.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         jax.clear_caches()
 
 

@@ -30,7 +30,8 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm, GivenFunctions
 from .engine_answers import GaussianAnswers
 from .engine_program import EngineProgram
-from .fitting.costs import FIT_COSTS, FitCosts, what_a_rest_takes
+from .fitting.costs import FIT_COSTS, FitCosts
+from .fitting.dense_rest import warn_of_dense_rest
 from .fitting.fit import RunOptions, check_skipped, fit
 from .fitting.many import NOTHING_BEGUN, Begun, begin_together, read_all, refuse
 from .fitting.modes import explain_two_modes
@@ -296,8 +297,7 @@ class Engine(GaussianAnswers):
         self, reading: LatentGaussianReading, runs_often: bool = False
     ) -> tuple[UnconstrainedSpace, Algorithm, Programs]:
         algorithm = self.bound_algorithm(reading)
-        if (takes := what_a_rest_takes(reading, type(self).__name__, self._costs)) is not None:
-            warn(takes)
+        warn_of_dense_rest(reading, type(self).__name__, self._costs)
         space = UnconstrainedSpace(reading.hyper, self.hyper_values)
         check_design(self.integrate, space)
         options = self._options()
@@ -315,8 +315,6 @@ class Engine(GaussianAnswers):
             runs_often=runs_often,
         )
         return space, algorithm, programs
-
-    # Pure functions
 
     def program(self, *args: object, changing: str | Sequence[str] | None = None, **kwargs: object) -> EngineProgram:
         """This engine as pure functions of some arguments of the model, to be mapped and differentiated.

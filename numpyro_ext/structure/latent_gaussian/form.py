@@ -41,7 +41,7 @@ class BlockKinds(NamedTuple):
     first: Array
     """A block of each kind, shape ``(U,)``; padded with a block that counts nothing."""
     number: Array
-    """How many blocks each kind has, zero of padding, real numbers of shape ``(U,)``."""
+    """Number of blocks of each kind, zero of padding, real numbers of shape ``(U,)``."""
     of_blocks: Array
     """Kind of each block, shape ``(num_blocks,)``."""
 

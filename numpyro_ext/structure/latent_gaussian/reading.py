@@ -192,25 +192,6 @@ class LatentGaussianReading(ModelReading):
         pairs = [p for p in self.plans if p.looked_up and p.rows_per_observation > 1]
         return frozenset(p.name for p in pairs if not p.is_closed_form)
 
-    def equal_observations(self) -> dict[str, tuple[str, ...]]:
-        """Observed sites of location and scale (Normal, Laplace, Student-t) whose values are all equal, as those are
-        that write a prior as observations of zero; and the hyperparameters on which their scale depends, but no other
-        observation."""
-        found = {}
-        for name in self.observed_names:
-            site = self._trace.factors[name]
-            if site.scale is not None or not {"loc", "scale"} <= set(site.parameters):
-                continue
-            others = [self._trace.factors[n].log_prob for n in self.factor_names if n != name]
-            behind = set(self._hyper_behind([site.parameters["scale"]])) - set(self._hyper_behind(others))
-            if not behind or not self._is_known(site.value):  # missing values are imputed by the field
-                continue
-            values = np.broadcast_to(self._known_value(site.value), self._program.shape(site.log_prob))
-            values = values.reshape(-1)[self.known_mask(name).reshape(-1)]
-            if values.size and np.all(values == values[0]):
-                found[name] = tuple(n for n in self.hyper if n in behind)
-        return found
-
     @property
     def _priors(self) -> PriorColumns:
         return PriorColumns(self._columns, self._trace.priors, self._program.shape)

@@ -120,6 +120,25 @@ class ModelReading(TracedModel, ABC):
             )
         return np.asarray(self._known_value(atom))
 
+    def equal_observations(self) -> dict[str, tuple[str, ...]]:
+        """Observed sites of location and scale (Normal, Laplace, Student-t) whose values are all equal, as those are
+        that write a prior as observations of zero; and the hyperparameters on which their scale depends, but no other
+        observation."""
+        found = {}
+        for name in self.observed_names:
+            site = self._trace.factors[name]
+            if site.scale is not None or not {"loc", "scale"} <= set(site.parameters):
+                continue
+            others = [self._trace.factors[n].log_prob for n in self.factor_names if n != name]
+            behind = set(self._hyper_behind([site.parameters["scale"]])) - set(self._hyper_behind(others))
+            if not behind or not self._is_known(site.value):  # missing values are imputed by the field
+                continue
+            values = np.broadcast_to(self._known_value(site.value), self._program.shape(site.log_prob))
+            values = values.reshape(-1)[self.known_mask(name).reshape(-1)]
+            if values.size and np.all(values == values[0]):
+                found[name] = tuple(n for n in self.hyper if n in behind)
+        return found
+
     def has_value(self, name: str) -> np.ndarray:
         """Mask of the observations of a site that can be scored, neither NaN nor a code such as -1.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....compilation.quick_jit import holds_little
-from ....structure import LatentGaussian, LatentGaussianReading, ModelStructureError
+from ....structure import LatentGaussian
 from ..algorithms.modes.damped_newton import has_constant_curvature
 
-__all__ = ["FIT_COSTS", "FitCosts", "adds_much", "is_small", "what_a_rest_takes"]
+__all__ = ["FIT_COSTS", "FitCosts", "adds_much", "is_small"]
 
 _MOST_SMALL_NUMBERS, _FEW_FAMILIES = 20_000, 4
 """Numbers that fit in a tenth of a second, and families of factors from which more rows do, as the compiler takes
@@ -16,8 +16,6 @@ longer for the sites of each than they take to run."""
 
 _MANY_PAIRS = 5_000_000
 """Pairs of unknowns of a border that blocks meet, from which on their sums are worth an optimised program."""
-_MATRICES_OF_REST, _FLOPS_PER_SECOND = 10, 2e10
-"""Matrices of what is left together that are alive at once, and the rate of LAPACK on one core."""
 
 
 class FitCosts(NamedTuple):
@@ -64,27 +62,3 @@ def adds_much(form: LatentGaussian) -> bool:
     the compiler takes hundreds of megabytes more for an optimised program, and the programs of others are larger."""
     met = None if form.border is None else form.border.met
     return met is not None and met.shape[0] * met.shape[1] ** 2 >= _MANY_PAIRS and has_constant_curvature(form)
-
-
-def what_a_rest_takes(reading: LatentGaussianReading, engine: str, costs: FitCosts) -> str | None:
-    """What it takes to fit crossed effects of which so many are left together that a dense matrix of them is dear;
-    ``None`` of other models.
-
-    :param LatentGaussianReading reading: of the model.
-    :param str engine: its name.
-    :param FitCosts costs: of which this takes what memory may be needed.
-    :raises ModelStructureError: if it needs more.
-    """
-    if not (size := reading.dense_rest):
-        return None
-    memory = _MATRICES_OF_REST * 8 * size**2
-    takes = (
-        f"{engine} would factorise a dense matrix of {size} unknowns, which crossed effects of this model leave "
-        f"together: about {memory / 2**30:.2g} GiB, and {size**3 / _FLOPS_PER_SECOND:.2g} s for each factorisation, of "
-        "which a fit takes hundreds. LaplaceApproximation(model) iterates instead, in minutes and little memory."
-    )
-    if memory > costs.most_memory:
-        raise ModelStructureError(
-            f"{takes} Nothing was allocated: {costs.most_memory / 2**30:.2g} GiB are the most that is tried."
-        )
-    return takes

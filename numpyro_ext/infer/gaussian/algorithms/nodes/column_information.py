@@ -66,12 +66,13 @@ class Slopes(NamedTuple):
     """First derivatives of the log density of a block and its data, as the second sum is made of them."""
 
     tables: list[Array]
-    """Of the log probabilities of each family by the parameters of columns, shape ``(K, Q, G, m)`` each."""
+    """Derivatives of the log probabilities of each family by the parameters of columns, shape ``(K, Q, G, m)`` each."""
     by_all: list[Array]
-    """Of the parameters of columns by hyperparameters, and what each coordinate of the node adds to them, shape
-    ``(Gm, d)`` each."""
+    """Derivatives of the parameters of columns by hyperparameters, and what each coordinate of the node adds to them,
+    shape ``(Gm, d)`` each."""
     prior: Array | None
-    """Of location and variance of each block by hyperparameters, shape ``(B, 2, d)``, where they depend on these."""
+    """Derivatives of location and variance of each block by hyperparameters, where they depend on these, shape
+    ``(B, 2, d)``."""
 
 
 def complete_derivatives(

@@ -40,7 +40,7 @@ class Blocks(NamedTuple):
     variance: Array
     """Its prior variance, shape ``(B,)``; of several unknowns ``(B, D)``, the same for all blocks."""
     number: Array | None = None
-    """How many equal blocks each stands for, shape ``(B,)``; one each if it is not given."""
+    """Number of equal blocks that each stands for, shape ``(B,)``; one each if it is not given."""
 
 
 class Expected(NamedTuple):

@@ -30,7 +30,7 @@ from .....linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from .....structure.latent_gaussian import LatentGaussian
 from ..algorithm import Algorithm
 from ..fit_info import FitInfo
-from .block_nodes import BlockNodes, lattice
+from .block_nodes import BlockNodes
 from .column_information import (
     Columns,
     LogProbabilities,
@@ -49,10 +49,10 @@ from .column_sums import (
     log_sums,
 )
 from .node_posterior import NodePosterior
+from .shared_grid import Grid, grid_of
 
 __all__ = [
     "ColumnsOfFamily",
-    "Grid",
     "SharedColumns",
     "has_rows",
     "parameters_of",
@@ -60,27 +60,6 @@ __all__ = [
     "starts_of_families",
     "variance_of",
 ]
-
-_REACH, _REACH_OF_PAIRS = 8.0, 6.5
-"""Prior standard deviations on both sides at which the nodes end, of one unknown and of each of two."""
-
-
-class Grid(NamedTuple):
-    """Nodes of equal steps that all blocks share."""
-
-    first: Array
-    """First node: a number where blocks have one unknown, else one for each axis, shape ``(D,)``."""
-    last: Array
-
-    def nodes(self, number: int) -> Array:
-        """The nodes, shape ``(number,)``, or ``(number ** D, D)`` with that many on each axis."""
-        if self.first.ndim == 0:
-            return self.first + (self.last - self.first) * jnp.linspace(0.0, 1.0, number, dtype=self.first.dtype)
-        return self.first + (self.last - self.first) * jnp.asarray(lattice(number, self.first.size), self.first.dtype)
-
-    def log_step(self, number: int) -> Array:
-        """Log volume of a cell between so many nodes on each axis."""
-        return jnp.sum(jnp.log((self.last - self.first) / (number - 1)))
 
 
 class ColumnsOfFamily(NamedTuple):
@@ -128,11 +107,11 @@ class SharedColumns(Algorithm):
         return True
 
     def init(self, form: LatentGaussian) -> Grid:
-        return _grid(*self._priors(form))
+        return grid_of(*self._priors(form))
 
     def solve(self, form: LatentGaussian, state: Grid, *, num_steps: int, tol: float) -> tuple[Grid, FitInfo]:
         del state, tol
-        grid = _grid(*self._priors(form))
+        grid = grid_of(*self._priors(form))
         trace = jnp.full((num_steps,), jnp.nan, form.offset.dtype)
         is_found = jnp.all(jnp.isfinite(grid.first) & jnp.isfinite(grid.last))
         zero = jnp.zeros((), form.offset.dtype)
@@ -352,12 +331,6 @@ def slopes_of(design: Any, rows: Any, columns: Any, xp: Any) -> Any:
         return entries[rows[:, :, None], columns[:, None, :]]
     is_own = xp.asarray(design.columns)[rows][..., None] == columns[:, None, None, :]
     return xp.sum(xp.where(is_own, entries[rows][..., None], 0.0), axis=2)
-
-
-def _grid(shift: Array, variance: Array) -> Grid:
-    number = _REACH if shift.ndim == 1 else _REACH_OF_PAIRS
-    shift, reach = lax.stop_gradient((shift, number * jnp.sqrt(variance)))
-    return Grid(jnp.min(shift - reach, axis=0), jnp.max(shift + reach, axis=0))
 
 
 def _log_probabilities(potential: Any, num_outcomes: int, eta: Array, parameters: tuple[Array, ...]) -> Array:
