@@ -38,7 +38,7 @@ def trained(split: EventSplit, key: int) -> tuple[ChunkedFit, ChunkedFit]:
     options: dict[str, Any] = {"num_epochs": 25, "patience": 2}
     pooled = network().run(random.key(key), split, personal="none", **NETWORK, **options)
     begun = {"init_params": pooled.params}
-    return pooled, network(is_latent=True).run(random.key(key), split, **WITH_NUMBERS, **begun, **options)
+    return pooled, network(guide_scale=0.1).run(random.key(key), split, **WITH_NUMBERS, **begun, **options)
 
 
 def parted(split: EventSplit, key: int) -> tuple[EventSplit, list[np.ndarray]]:

@@ -20,13 +20,16 @@ def divided(log: EventLog) -> EventSplit:
     return sequences.split(share=0.1, least=3, most=500)
 
 
-def network(optim: Any = None, *, is_latent: bool = False, **options: Any) -> ChunkedSVI:
+def network(optim: Any = None, *, guide_scale: float | None = None, **options: Any) -> ChunkedSVI:
     """Engine of recurrent networks: RMSprop 0.0075 with bias corrected, 20 users and 64 events a step.
 
     :param optim: another optimiser.
-    :param is_latent: whether personal parts are latent, with a guide that begins at the prior's mean.
+    :param guide_scale: deviations of the guide of latent personal parts to begin with, at the prior's mean; ``None``
+        where no part is latent.
     """
-    guide = AutoNormal(collaborative_rnn, init_loc_fn=init_to_mean, init_scale=0.1) if is_latent else None
+    guide = None
+    if guide_scale is not None:
+        guide = AutoNormal(collaborative_rnn, init_loc_fn=init_to_mean, init_scale=guide_scale)
     optim = optax.rmsprop(0.0075, decay=0.997, bias_correction=True) if optim is None else optim
     options = {"batch_size": 20, "chunk": 64, **options}
     return ChunkedSVI(collaborative_rnn, guide, optim=optim, plate="users", progress_bar=False, **options)
