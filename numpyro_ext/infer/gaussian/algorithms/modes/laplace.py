@@ -5,7 +5,7 @@ The posterior is approximated by the Gaussian at its mode with the curvature the
 observations, :math:`e = C A^T a`, so that no covariance is inverted, or whitened unknowns.
 
 >>> import jax.numpy as jnp
->>> from numpyro_ext.infer.gaussian.algorithms import laplace
+>>> from numpyro_ext.infer.gaussian.algorithms.modes import laplace
 >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
 >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 >>> from numpyro_ext.potentials import ProbitPotential

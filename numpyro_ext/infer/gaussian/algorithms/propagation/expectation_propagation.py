@@ -5,7 +5,7 @@ parameters are such that the Gaussian with all sites has the mean and variance o
 which factor ``i`` is exact. The functions here are pure; options that change what is compiled are keywords.
 
 >>> import jax.numpy as jnp
->>> from numpyro_ext.infer.gaussian.algorithms import expectation_propagation as ep
+>>> from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation as ep
 >>> from numpyro_ext.linalg.gaussian.design import DenseDesign
 >>> from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 >>> from numpyro_ext.potentials import ProbitPotential
