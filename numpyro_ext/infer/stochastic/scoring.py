@@ -143,10 +143,8 @@ class Scoring:
         setting: Setting,
     ) -> Array:
         """Write the log probability of each event given those before it into ``scores``; users of -1 are nobody."""
-        length = jnp.where(users < 0, 0, jnp.asarray(events.lengths)[users])
-        users = jnp.maximum(users, 0)
-        start, rows = jnp.asarray(events.starts)[users], self._rows_of(values, users)
-        kwargs = {**arrays, **setting.options}
+        users, start, length = _own_events(events, users)
+        rows, kwargs = self._rows_of(values, users), {**arrays, **setting.options}
 
         def body(number: Array, value: Any) -> Any:
             carry, scores = value
@@ -163,9 +161,7 @@ class Scoring:
                 total += log_prob.astype(scores.dtype)
             return carry, scores.at[jnp.where(mask, index, scores.size)].set(total, mode="drop")
 
-        initial = (of_each(carry, users.shape[0]), scores)
-        scores = lax.fori_loop(0, num_chunks, body, initial)[1]
-        return scores
+        return lax.fori_loop(0, num_chunks, body, (of_each(carry, users.shape[0]), scores))[1]
 
     def _states(
         self,
@@ -182,10 +178,8 @@ class Scoring:
         setting: Setting,
     ) -> Array:
         """Write the carry before each event of some users, flat, into ``states`` at ``place[user]`` plus its number."""
-        length = jnp.where(users < 0, 0, jnp.asarray(events.lengths)[users])
-        users = jnp.maximum(users, 0)
-        start, rows = jnp.asarray(events.starts)[users], self._rows_of(values, users)
-        kwargs = {**arrays, **setting.options}
+        users, start, length = _own_events(events, users)
+        rows, kwargs = self._rows_of(values, users), {**arrays, **setting.options}
 
         def body(number: Array, value: Any) -> Any:
             carry, states = value
@@ -224,6 +218,13 @@ class Scoring:
         chunk, mask, _ = chunk_of(events, start, length[None] + 1, last, width)
         seen, _ = self._seen(rows, key, users, (chunk, mask, carry), kwargs)
         return jax.nn.log_softmax(logits_of(seen, width)[0, length % width])
+
+
+def _own_events(events: Events, users: Array) -> tuple[Array, Array, Array]:
+    """Users of a batch with the first event and the number of events of each; a user of -1 is nobody and has none."""
+    length = jnp.where(users < 0, 0, jnp.asarray(events.lengths)[users])
+    users = jnp.maximum(users, 0)
+    return users, jnp.asarray(events.starts)[users], length
 
 
 def logits_of(sites: Mapping[str, Any], num_steps: int) -> Array:
