@@ -112,7 +112,7 @@ def test_groups_with_a_border(results):
             engine = kind(grouped_counts, progress_bar=False)
             for seed in range(3):  # the first compiles
                 key = jax.random.key(seed)
-                fits[kind.__name__].append(cpu_seconds(lambda: engine.run(key, x, group, scale=scale, y=y))[1])  # noqa: B023
+                fits[kind.__name__].append(cpu_seconds(engine.run, key, x, group, scale=scale, y=y)[1])
                 draws.append(cpu_seconds(engine.get_samples)[1])
                 floors.append(cpu_seconds(noise, key)[1])
         item = f"20,000 groups of 5 and 10 common coefficients, scale {name}"

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 
 
-def cpu_seconds(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+def cpu_seconds(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, float]:
     """Result of a call, waited for, and its CPU-seconds."""
     start = time.process_time()
-    found = jax.block_until_ready(function(*args))
+    found = jax.block_until_ready(function(*args, **kwargs))
     return found, time.process_time() - start
 
 
@@ -31,9 +31,9 @@ def in_turns(rounds: int, *functions: Callable[[], Any]) -> list[float]:
     return [min(times) for times in zip(*([cpu_seconds(f)[1] for f in functions] for _ in range(rounds)), strict=True)]
 
 
-def shortest(function: Callable[..., Any], *args: Any, rounds: int = 3) -> float:
+def shortest(function: Callable[..., Any], *args: Any, rounds: int = 3, **kwargs: Any) -> float:
     """Least CPU-seconds of a few calls, compiled before."""
-    return in_turns(rounds, lambda: function(*args))[0]
+    return in_turns(rounds, lambda: function(*args, **kwargs))[0]
 
 
 def peak_bytes() -> int:

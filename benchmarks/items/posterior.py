@@ -52,14 +52,17 @@ def _answers() -> dict[str, np.ndarray]:
     return found
 
 
+def _fitted_moments(engine: AdaptiveQuadrature, response: np.ndarray) -> Any:
+    engine.run(jax.random.key(0), response)
+    return _moments(engine)
+
+
 def _rows() -> Iterator[Iterable[Any]]:
     for name, response in _answers().items():
         sampler = make_nuts(_items, _NUM_WARMUP, _NUM_SAMPLES, num_chains=_NUM_CHAINS)
         chains = run_chains(sampler, 0, response)
         engine = AdaptiveQuadrature(partial(item_response, family="2pl", priors=True), progress_bar=False)
-        found, own = cpu_seconds(
-            lambda: (engine.run(jax.random.key(0), response), _moments(engine))[1]  # noqa: B023
-        )
+        found, own = cpu_seconds(_fitted_moments, engine, response)
         ended = f"{own:.1f}", f"{chains.seconds:.0f}", bool(engine.diagnostics.converged)
         for site in _SITES:
             exact = chains.draws[site].reshape(-1, response.shape[1])

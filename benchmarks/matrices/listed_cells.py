@@ -81,7 +81,7 @@ def main() -> None:
             form = make_form(*size)
             state = jax.jit(core.init, static_argnums=(2, 3))(form, jax.random.key(0), "diagonal", "diagonal")
             views = jax.jit(quadratic.make_views, static_argnums=1)(form, _OPTIONS)
-            took.append(shortest(lambda: sweep(form, state, _OPTIONS, views=views), rounds=15))  # noqa: B023
+            took.append(shortest(sweep, form, state, _OPTIONS, views=views, rounds=15))
             if not cells:
                 cells.append(drawn_cells(form, state))
             yield f"{size[0]} × {size[1]}", size[2], f"{1e3 * took[-1]:.1f}", f"{1e6 * took[-1] / size[2]:.2f}"

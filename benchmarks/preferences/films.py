@@ -58,7 +58,7 @@ def movielens(seed: int) -> dict[str, Any]:
         fit, seconds = None, 0.0
         for stage in (1, 2):
             key = jax.random.fold_in(jax.random.key(seed), stage)
-            fit, more = cpu_seconds(lambda: learned(train, K, STEPS, key, init=fit, **options))  # noqa: B023
+            fit, more = cpu_seconds(learned, train, K, STEPS, key, init=fit, **options)
             seconds += more
             end = settled(train, K, fit, seed, **options)
             found[f"{name}, {stage * STEPS} iterations"] = {

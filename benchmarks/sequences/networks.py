@@ -45,7 +45,7 @@ def compared(split: EventSplit, names: Iterable[str], num_keys: int) -> Iterator
             optim = optax.rmsprop(0.003, decay=0.997, bias_correction=True) if is_latent else None
             engine = network(optim, guide_scale=0.05 if is_latent else None)
             given = {"num_epochs": 25, "patience": 3, **options, **({"init_params": pooled} if is_latent else {})}
-            fit, seconds = cpu_seconds(lambda: engine.run(random.key(key), split, **given))  # noqa: B023
+            fit, seconds = cpu_seconds(engine.run, random.key(key), split, **given)
             pooled = pooled or fit.params
             is_pooled = options["personal"] == "none"
             mixtures = {"counts": PersonalMixture(), "with it": PersonalMixture(network=fit)}

@@ -93,7 +93,7 @@ def test_all_sums_are_those_over_all_blocks(model, chunk):
 
 
 def test_priors_that_differ_elsewhere_are_no_kind():
-    """Of equal location for all groups people of different groups are alike; elsewhere they are not."""
+    """People of different groups are alike where all groups have the same location, and nowhere else."""
     engine = with_fit_costs(AdaptiveQuadrature, most_kinds=2.0)(two_kinds_of_items)
     reading = engine._read(jax.random.key(0), _data(), {})
     hyper = dict(reading.initial_hyper())

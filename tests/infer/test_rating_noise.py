@@ -252,7 +252,7 @@ def test_sweeps_are_those_of_variational_bayes():
 
 
 def test_a_cell_that_explains_its_predictor_leaves_a_share_of_the_prior():
-    """What is left when its message is taken out was next to nothing, and lay anywhere."""
+    """Taking its message out left next to nothing of the product, which lay anywhere."""
     form = read(ratings, USER, ITEM, RATING)[1]
     sides = [Moments(side.mean, jnp.full(side.mean.shape, 0.5)) for side in form.sides]
     start = init(form, *sides)
