@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ...compilation.content import ByContent
 from ..conflict import Conflict
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees, affine_cuts
@@ -24,7 +26,7 @@ __all__ = ["ElementwiseFactor"]
 Env = Mapping[int, Any]
 
 
-class ElementwiseFactor:
+class ElementwiseFactor(ByContent):
     """A sum of elementwise terms, each element a function of one predictor, or of the two of a pair.
 
     There is one factor for each predictor, or pair of predictors.
@@ -86,16 +88,16 @@ class ElementwiseFactor:
         scalars = [a for t in terms for a, _ in t.scalars]
         wanted = [*atoms, *scalars, *self._modifiers]
         looked_up = [n for n in (*self._targets, self._places) if n is not None]
-        # Engines ask for it in many places of one program: it is traced, differentiated and mapped once for all.
-        self.log_density = jax.jit(self._log_density)
         self.given = (*program.frontier(wanted, self.cut), *looked_up)
         self.has_own_arguments = pairs is not None and is_in_order and self._have_own_arguments(atoms)
 
-    @property
-    def key(self) -> Hashable:
-        """Equal for factors of one program that compute the same function of the values of :attr:`given`."""
-        terms, places = tuple(t.atom for t in self.varying), (tuple(self._targets), self._places)
-        return (terms, tuple(self.cut), self.num_factors, self.is_one_to_one, places, self.has_own_arguments)
+    @cached_property
+    def log_density(self) -> Callable[..., Array]:
+        """Log factors at predictors of the shape of :attr:`predictors`, given :meth:`arguments`.
+
+        Engines ask for it in many places of one program: it is traced, differentiated and mapped once for all.
+        """
+        return jax.jit(self._log_density)
 
     @property
     def _modifiers(self) -> list[Atom]:
@@ -116,7 +118,6 @@ class ElementwiseFactor:
         return all(target is None for target in self._targets)
 
     def _log_density(self, eta: Array, *values: Any) -> Array:
-        """Log factors at the predictors ``eta``, of the shape of :attr:`predictors`, given :meth:`arguments`."""
         env = dict(zip(self.given, values, strict=False))
         shapes = [self.program.shape(atom) for atom in self.cut]
         sizes = [int(np.prod(shape)) for shape in shapes]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from jax import Array
 from ...compilation.content import ByContent
 from ...potentials import ElementwisePotential, PairPotential
 from ...potentials.elementwise import TemperedPotential
-from ...potentials.pairs import kind_of_pair
+from ...potentials.pairs import PairKind, kind_of_pair
 from ...potentials.vector_rows import VectorRows, row_directions
 from ..conflict import Conflict
 from ..families import Built
@@ -43,15 +43,11 @@ class FactorPlan(ByContent):
     """Shape of the observations in the model."""
     rows_per_observation: int
     """One, or more for observations of several predictors; the rows of an observation follow each other."""
-    build: Callable[[Env], tuple[Built, Array]] = field(compare=False)
+    build: Callable[[Env], tuple[Built, Array]]
     """Makes the potential and the observed mask from the values of hyperparameters and data."""
     label: str
     """Name of the likelihood that was recognised."""
     is_closed_form: bool
-    key: Hashable
-    """Decisions of :attr:`build` by values: readings of one program share compiled functions if it is equal."""
-    looked_up: tuple[np.ndarray, ...] = ()
-    """Data that are in the functions that are made."""
     is_recognised: bool = False
     """True if it has a family."""
     holds: Callable[[Program, Env], bool] | None = field(default=None, compare=False)
@@ -80,26 +76,58 @@ def plan_factor(program: Program, degrees: Degrees, name: str, traced: FactorTra
     return _elementwise_plan(program, degrees, name, traced, probe)
 
 
-def _recognised_plan(program: Program, name: str, traced: FactorTrace, found: Recognised) -> FactorPlan:
-    def build(env: Env) -> tuple[Built, Array]:
-        scale_atom = Constant(1.0) if traced.scale is None else traced.scale
-        mask, scale = program.evaluate([traced.mask, scale_atom], env)
-        mask = jnp.reshape(mask, -1)
-        built = found.build(env, mask)
-        if traced.scale is not None:
-            weight = jnp.repeat(jnp.reshape(scale, -1), rows_per_observation)
-            built = built._replace(potential=TemperedPotential(built.potential, weight))
-        return built, jnp.repeat(mask, rows_per_observation) & built.observed
+@dataclass(frozen=True, eq=False)
+class _FromFamily(ByContent):
+    """Makes the factors of a site of a known family."""
 
+    program: Program
+    traced: FactorTrace
+    found: Recognised
+    rows_per_observation: int
+
+    def __call__(self, env: Env) -> tuple[Built, Array]:
+        scale_atom = Constant(1.0) if self.traced.scale is None else self.traced.scale
+        mask, scale = self.program.evaluate([self.traced.mask, scale_atom], env)
+        mask = jnp.reshape(mask, -1)
+        built = self.found.build(env, mask)
+        if self.traced.scale is not None:
+            weight = jnp.repeat(jnp.reshape(scale, -1), self.rows_per_observation)
+            built = built._replace(potential=TemperedPotential(built.potential, weight))
+        return built, jnp.repeat(mask, self.rows_per_observation) & built.observed
+
+
+@dataclass(frozen=True, eq=False)
+class _Elementwise(ByContent):
+    """Makes factors of one predictor without a family."""
+
+    factor: ElementwiseFactor
+
+    def __call__(self, env: Env) -> tuple[Built, Array]:
+        factor = self.factor
+        return Built(ElementwisePotential(factor.log_density, factor.arguments(env))), factor.observed(env)
+
+
+@dataclass(frozen=True, eq=False)
+class _OfPairs(ByContent):
+    """Makes factors of two predictors without a family."""
+
+    factor: ElementwiseFactor
+    kind: PairKind
+
+    def __call__(self, env: Env) -> tuple[Built, Array]:
+        factor = self.factor
+        potential = PairPotential(factor.log_density, factor.arguments(env), *self.kind, factor.has_own_arguments)
+        return Built(VectorRows(potential)), jnp.repeat(factor.observed(env), len(row_directions(2)))
+
+
+def _recognised_plan(program: Program, name: str, traced: FactorTrace, found: Recognised) -> FactorPlan:
     label = found.label if traced.scale is None else f"{found.label}, weighted"
     parts = (((found.predictor,), found.rows),)
     shape = program.shape(traced.log_prob)
-    rows_per_observation = len(found.rows) // max(int(np.prod(shape)), 1)
+    each = len(found.rows) // max(int(np.prod(shape)), 1)
+    build = _FromFamily(program, traced, found, each)
     is_closed_form = traced.scale is None
-    return FactorPlan(
-        name, parts, shape, rows_per_observation, build, label, is_closed_form, found.key,
-        is_recognised=True, holds=found.holds,
-    )  # fmt: skip
+    return FactorPlan(name, parts, shape, each, build, label, is_closed_form, is_recognised=True, holds=found.holds)
 
 
 def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:
@@ -112,13 +140,9 @@ def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: Fac
         except Conflict as conflict:
             error = error or conflict
             continue
-
-        def build(env: Env, factor: ElementwiseFactor = factor) -> tuple[Built, Array]:
-            return Built(ElementwisePotential(factor.log_density, factor.arguments(env))), factor.observed(env)
-
         label = "elementwise factor, by quadrature"
         parts = ((tuple(factor.cut), factor.predictors),)
-        return FactorPlan(name, parts, factor.shape, 1, build, label, False, factor.key)
+        return FactorPlan(name, parts, factor.shape, 1, _Elementwise(factor), label, False)
     for terms in attempts:
         atoms = [t.atom for t in terms if degrees.of(t.atom) != Degree.CONSTANT]
         pairs = find_pairs(program, degrees, name, atoms)
@@ -130,18 +154,12 @@ def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: Fac
 def _pair_plan(name: str, factor: ElementwiseFactor, probe: Env) -> FactorPlan:
     probe = {**probe, **dict(zip(factor.program.constants, factor.program.data, strict=True))}
     kind = kind_of_pair(PairPotential(factor.log_density, factor.arguments(probe)), factor.num_factors, run_compiled)
-
-    def build(env: Env) -> tuple[Built, Array]:
-        potential = PairPotential(factor.log_density, factor.arguments(env), *kind, factor.has_own_arguments)
-        return Built(VectorRows(potential)), jnp.repeat(factor.observed(env), len(row_directions(2)))
-
     plus, minus = row_directions(2).T
     rows = np.stack([factor.predictors[:, plus], np.where(minus < 0, -1, factor.predictors[:, minus])], axis=-1)
     label = "mixture of functions of two predictors" if kind.is_mixture else "factor of two predictors"
     label += ", Gaussian in one" if kind.is_gaussian else ", by quadrature"
     parts = ((tuple(factor.cut), rows.reshape(-1, 2)),)
-    key, looked_up = (factor.key, kind), (np.asarray(kind.inner),)
-    return FactorPlan(name, parts, factor.shape, len(plus), build, label, kind.is_gaussian, key, looked_up)
+    return FactorPlan(name, parts, factor.shape, len(plus), _OfPairs(factor, kind), label, kind.is_gaussian)
 
 
 def factor_of_rows(plans: Sequence[FactorPlan]) -> np.ndarray:

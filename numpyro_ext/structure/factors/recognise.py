@@ -6,7 +6,7 @@ to, say, a Poisson rate, it is the exponential link if the rate behaves as one o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,12 +42,9 @@ class Recognised(ByContent):
     predictor: int
     rows: np.ndarray
     """Flat indices of the elements that are predictors; pairs of them where rows are differences."""
-    build: Callable[[Env, Array], Built] = field(compare=False)
-    """Makes the factors from hyperparameters, data and the observed mask."""
+    build: Callable[[Env, Array], Built]
+    """Makes the factors from hyperparameters, data and the observed mask; compared by all that it is made of."""
     label: str
-    key: Hashable
-    """Decisions of :attr:`build` by values, such as the sign of the predictor: numbers of a model are data, so it
-    may differ between readings of one program."""
     holds: Callable[[Program, Env], bool] | None = field(default=None, compare=False)
     """True if the same is recognised at other values of data; ``None`` where these have no say."""
 
@@ -78,10 +75,10 @@ def recognise(program: Program, degrees: Degrees, traced: FactorTrace, probe: En
     if IDENTITY not in family.links:
         return None
     match = _Match(IDENTITY)
-    build = _builder(program, family, traced, leaf, leaf, match)
+    build = _Builder(program, family, traced, leaf, leaf, match)
     shape = program.shape(leaf)
     rows = _rows(family, np.arange(int(np.prod(shape))).reshape(shape))
-    return Recognised(leaf, rows, build, family.label, (leaf, match))
+    return Recognised(leaf, rows, build, family.label)
 
 
 def _residual(program: Program, degrees: Degrees, family: Family, traced: FactorTrace, probe: Env) -> Recognised | None:
@@ -96,13 +93,13 @@ def _residual(program: Program, degrees: Degrees, family: Family, traced: Factor
         values, is_used = _responses(program, traced, predictor, traced.log_prob, probe, _GRID)
         for sign in (1.0, -1.0):
             match = _Match(IDENTITY, sign)
-            build = _builder(program, family, traced, predictor, traced.log_prob, match, is_residual=True)
+            build = _Builder(program, family, traced, predictor, traced.log_prob, match, is_residual=True)
             built = build(probe, jnp.ones(is_used.size, bool))
             grid = jnp.asarray(built.sign * _GRID[:, None] + built.shift) * jnp.ones(is_used.size)
             expected = np.asarray(jax.vmap(built.potential.log_density)(grid))[:, is_used.reshape(-1)]
             if np.allclose(values, expected, rtol=_tolerance(), atol=_tolerance()):
-                label, key = f"{family.label}, imputed", (predictor, match, "imputed")
-                return Recognised(predictor, np.arange(is_used.size), build, label, key, lambda *other: False)
+                rows, label = np.arange(is_used.size), f"{family.label}, imputed"
+                return Recognised(predictor, rows, build, label, lambda *other: False)
     return None
 
 
@@ -132,10 +129,10 @@ def _behind_a_link(
         match = matched(program, probe)
         index = index if match is None or index is not None else _indices(program, predictor, leaf, None)
         if match is not None and index is not None:
-            build = _builder(program, family, traced, predictor, leaf, match)
+            build = _Builder(program, family, traced, predictor, leaf, match)
             label, rows = f"{family.label}, {match.link.name} link", _rows(family, index)
             holds = partial(_is_matched, matched, match)
-            return Recognised(predictor, rows, build, label, (predictor, match), holds)
+            return Recognised(predictor, rows, build, label, holds)
     return None
 
 
@@ -245,22 +242,28 @@ def _tolerance() -> float:
     return 1e-9 if jnp.result_type(float) == np.float64 else 2e-5
 
 
-def _builder(
-    program: Program,
-    family: Family,
-    traced: FactorTrace,
-    predictor: int,
-    leaf: Atom,
-    match: _Match,
-    *,
-    is_residual: bool = False,
-) -> Callable[[Env, Array], Built]:
-    dtype = jnp.result_type(float)
+@dataclass(frozen=True, eq=False)
+class _Builder(ByContent):
+    """Makes the factors of a site from hyperparameters, data and the observed mask.
 
-    def build(env: Env, mask: Array) -> Built:
+    What was decided by values, such as the sign of the predictor, is in the match: numbers of a model are data, so it
+    may differ between readings of one program.
+    """
+
+    program: Program
+    family: Family
+    traced: FactorTrace
+    predictor: int
+    leaf: Atom
+    match: _Match
+    is_residual: bool = False
+
+    def __call__(self, env: Env, mask: Array) -> Built:
+        family, match, program, traced = self.family, self.match, self.program, self.traced
+        dtype = jnp.result_type(float)
         shape = program.shape(traced.log_prob)
         others = program.evaluate([traced.parameters[n] for n in family.parameters], env)
-        value = jnp.zeros(shape) if is_residual else program.evaluate([traced.value], env)[0]
+        value = jnp.zeros(shape) if self.is_residual else program.evaluate([traced.value], env)[0]
         # a vector parameter keeps its last axis
         others = [jnp.reshape(v, (-1, *jnp.shape(v)[len(shape) :])) for v in others]
         # as does a value that is a vector
@@ -272,11 +275,9 @@ def _builder(
         value = jnp.where(mask | (jnp.isfinite(value) & family.support(value)), value, harmless)
         scale = jnp.ones(())
         if match.link.has_scale:
-            at = jnp.full(program.shape(predictor), match.point, dtype)
-            scale = jnp.reshape(program.evaluate([leaf], {**env, predictor: at})[0], -1) / match.value
-        dimension = program.shape(leaf)[-1] if family.predictor in family.vectors else 1
+            at = jnp.full(program.shape(self.predictor), match.point, dtype)
+            scale = jnp.reshape(program.evaluate([self.leaf], {**env, self.predictor: at})[0], -1) / match.value
+        dimension = program.shape(self.leaf)[-1] if family.predictor in family.vectors else 1
         parameters = dict(zip(family.parameters, others, strict=True))
         built = family.build(match.link, Observations(value, parameters, scale, dimension))
         return built._replace(sign=match.sign * built.sign)
-
-    return build

@@ -189,7 +189,7 @@ class LatentGaussianReading(ModelReading):
     @property
     def unknown_pairs(self) -> frozenset[str]:
         """Observed sites whose factors are of two predictors and no known family: slow, often of several modes."""
-        pairs = [p for p in self.plans if p.looked_up and p.rows_per_observation > 1]
+        pairs = [p for p in self.plans if not p.is_recognised and p.rows_per_observation > 1]
         return frozenset(p.name for p in pairs if not p.is_closed_form)
 
     @property
