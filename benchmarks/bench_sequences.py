@@ -20,6 +20,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro_ext.infer import ChunkedSVI
 from numpyro_ext.infer.stochastic.data import Sequences
 from numpyro_ext.infer.stochastic.program import Program, Setting
+from numpyro_ext.infer.stochastic.sampled_softmax import log_proposals
 from numpyro_ext.models import collaborative_rnn
 
 from .harness import cpu_seconds, peak_bytes
@@ -34,18 +35,20 @@ def median_seconds(step: Callable[[], Any]) -> float:
     return float(np.median([cpu_seconds(step)[1] for _ in range(REPEATS + 2)][2:]))
 
 
-def log_of(num_users: int) -> SimpleNamespace:
+def log_of(num_users: int, num_items: int = ITEMS) -> SimpleNamespace:
     """One chunk of events for each user."""
     lengths = np.full(num_users, CHUNK)
-    items = np.random.default_rng(0).integers(0, ITEMS, lengths.sum())
-    return SimpleNamespace(items=items, lengths=lengths, starts=np.cumsum(lengths) - lengths, num_items=ITEMS)
+    items = np.random.default_rng(0).integers(0, num_items, lengths.sum())
+    return SimpleNamespace(items=items, lengths=lengths, starts=np.cumsum(lengths) - lengths, num_items=num_items)
 
 
-def by_rows(num_users: int) -> float:
-    """A step of the engine's own program."""
-    source = Sequences.of(log_of(num_users), CHUNK, None)
-    setting = Setting({**OPTIONS, "num_users": num_users}, jnp.zeros(WIDTH), num_users)
-    program = Program(collaborative_rnn, None, OPTIM, Trace_ELBO(), "users", CHUNK)
+def by_rows(num_users: int, sampled: int | None = None, **changes: Any) -> float:
+    """A step of the engine's own program, with other options of the network, on some items where these are sampled."""
+    options = OPTIONS | changes
+    source = Sequences.of(log_of(num_users, options["num_items"]), CHUNK, None)
+    setting = Setting({**options, "num_users": num_users}, jnp.zeros(options["width"]), num_users)
+    program = Program(collaborative_rnn, None, OPTIM, Trace_ELBO(), "users", CHUNK, sampled)
+    proposal = None if sampled is None else log_proposals(source.events.items, source.num_items)
     users, args = source.first(BATCH, setting.carry)
     state: Any = program.init(random.key(0), num_users, users, args, setting)
     rng, key = np.random.default_rng(1), random.key(1)
@@ -54,7 +57,7 @@ def by_rows(num_users: int) -> float:
         nonlocal state
         rows = jnp.asarray(rng.choice(num_users, BATCH, replace=False))
         state, _, total, good = program.run_chunks(
-            state, key, 1.0, rows, 1, source.events, setting.carry, {}, width=CHUNK, setting=setting
+            state, key, 1.0, rows, 1, source.events, setting.carry, {}, proposal, width=CHUNK, setting=setting
         )
         return total, good
 
@@ -121,11 +124,20 @@ def by_hand(num_users: int) -> float:
     return median_seconds(step)
 
 
-def products_alone() -> float:
+def products_alone(num_items: int = ITEMS, width: int = WIDTH) -> float:
     """The three products with the item matrix in a step: scores, and their gradients."""
-    h, W = jnp.ones((BATCH * CHUNK, WIDTH)), jnp.ones((ITEMS, WIDTH))
-    products = jax.jit(jax.value_and_grad(lambda h, W: (h @ W.T).sum(), argnums=(0, 1)))
-    return median_seconds(lambda: products(h, W))
+    h, W, G = jnp.ones((BATCH * CHUNK, width)), jnp.ones((num_items, width)), jnp.ones((BATCH * CHUNK, num_items))
+    products = jax.jit(lambda h, W, G: ((h @ W.T).max(), G @ W, G.T @ h))
+    return median_seconds(lambda: products(h, W, G))
+
+
+def many_items() -> None:
+    """Print a step with 50,000 items and a shared network of width 128: all items, some, and the products alone."""
+    options: dict[str, Any] = {"num_items": 50_000, "width": 128, "personal": "none"}
+    print(f"| 50,000 items: the three products | {products_alone(50_000, 128):.2f} |", flush=True)
+    print(f"| 50,000 items: ChunkedSVI, all | {by_rows(1_000, **options):.2f} |", flush=True)
+    for number in (500, 2_000):
+        print(f"| 50,000 items: ChunkedSVI, {number:,} drawn | {by_rows(1_000, number, **options):.2f} |", flush=True)
 
 
 def epoch(num_users: int, mean_length: int) -> float:
@@ -152,6 +164,7 @@ def main() -> None:
         print(f"| (peak memory so far, GiB) | {peak_bytes() / 2**30:.2f} |", flush=True)
     print(f"| NumPyro's SVI, 1,000 users | {dense(1_000):.4f} |")
     print(f"| NumPyro's SVI, 8,227 users | {dense(8_227):.4f} |", flush=True)
+    many_items()
     print(f"| an epoch: 567 users, 46,000 events | {epoch(567, 81):.2f} |")
 
 

@@ -14,6 +14,8 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 
+from numpyro_ext.distributions import LinearCategorical
+
 __all__ = ["collaborative_rnn"]
 
 
@@ -43,7 +45,8 @@ def collaborative_rnn(
     With ``cell="gru"`` the state moves by a fraction :math:`w` to a candidate, in which a gate :math:`r` chooses what
     is seen of the state before; both have recurrent matrices of their own.
 
-    The function is for :class:`~numpyro_ext.infer.ChunkedSVI`, and runs under NumPyro's SVI as it is.
+    The function is for :class:`~numpyro_ext.infer.ChunkedSVI`, which may train it on some of the items
+    (``sampled_softmax=``), and runs under NumPyro's SVI as it is.
 
     Sites: ``W_in`` and ``W_out`` (items), ``W_h`` (recurrent), for the GRU also ``W_zi``, ``W_ri``, ``W_zh`` and
     ``W_rh``; and ``event``. What recurrent matrices are depends on ``personal``:
@@ -173,15 +176,15 @@ def collaborative_rnn(
         step = tanh_step if cell == "tanh" else gru_step
         state, before = lax.scan(step, state, [matrix.T[events.T] for matrix in inputs])
         before = jnp.swapaxes(before, 0, 1)
-        logits = before @ W_out.T + offset
+        following: dist.Distribution = LinearCategorical(before, W_out, offset)
         if counts is not None:
             odds = before @ numpyro.param("pointer_weights", jnp.zeros(width))
             odds += numpyro.param("pointer_offset", jnp.array(1.0))
-            logits, counts = _with_own(
-                logits, odds, numpyro.param("pointer_power", jnp.array(0.5)), counts, events, mask
-            )
+            power = numpyro.param("pointer_power", jnp.array(0.5))
+            logits, counts = _with_own(following.logits, odds, power, counts, events, mask)
+            following = dist.Categorical(logits=logits)
         with numpyro.plate("steps", events.shape[1], dim=-1), handlers.mask(mask=mask):
-            numpyro.sample("event", dist.Categorical(logits=logits), obs=events)
+            numpyro.sample("event", following, obs=events)
     return (state, counts) if pointer else state
 
 

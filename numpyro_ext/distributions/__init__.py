@@ -4,6 +4,7 @@ from .analysis_prior import AnalysisPrior
 from .categories import (
     AdjacentCategory,
     ContinuationRatio,
+    LinearCategorical,
     MultinomialProbit,
     OrderedProbit,
     StickBreakingCategorical,
@@ -39,6 +40,7 @@ __all__ = [
     "GraphPrecision",
     "HiddenMarkov",
     "HiddenMarkovTree",
+    "LinearCategorical",
     "MultinomialProbit",
     "OrderedProbit",
     "PlackettLuce",

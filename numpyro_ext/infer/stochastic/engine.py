@@ -52,6 +52,12 @@ class ChunkedSVI:
     sets the lengths that they are padded to. The Gaussians are kept as tables, ``NAME_mean`` and ``NAME_root`` (root of
     the covariance) of the site ``NAME``, and predictions draw from them; a validation is scored at the modes.
 
+    **Many items.** With ``sampled_softmax=n`` a step scores its events against ``n`` items drawn for it, half of them
+    uniformly and half as often as they occur, in the place of all; the sum of the softmax is without bias, its
+    logarithm has one of the order ``1 / n``, downwards. The observed site is a
+    :class:`~numpyro_ext.distributions.LinearCategorical`. Validation, scores and predictions are of all items, so that
+    the two errors of a fit differ by that bias (``fit.losses`` and ``fit.validation_errors``).
+
     **Example:**
 
     >>> import jax.numpy as jnp
@@ -80,6 +86,7 @@ class ChunkedSVI:
     :param int batch_size: members of a batch. With 1 and ``chunk``, this is gradient descent user by user.
     :param chunk: events of a step.
     :param local: ``"laplace"`` for the evidence of the members' latent site, above; ``None`` for SVI by the guide.
+    :param sampled_softmax: items that stand for all in training, above; by default all are scored.
     :param max_chunks: only the last ``max_chunks * chunk`` events of each user are trained on.
     :param bool progress_bar: show a bar.
     :raises TypeError: for an optimiser that is not optax's.
@@ -106,11 +113,13 @@ class ChunkedSVI:
         chunk: int | None = None,
         local: Literal["laplace"] | None = None,
         max_chunks: int | None = None,
+        sampled_softmax: int | None = None,
         progress_bar: bool = True,
     ) -> None:
         if not isinstance(optim, optax.GradientTransformation):
             raise TypeError(f"ChunkedSVI: optim is an optax optimiser, such as optax.adam(0.01); got {optim!r}.")
-        for name, value in (("batch_size", batch_size), ("chunk", chunk), ("max_chunks", max_chunks)):
+        counts = {"batch_size": batch_size, "chunk": chunk, "max_chunks": max_chunks}
+        for name, value in {**counts, "sampled_softmax": sampled_softmax}.items():
             if (value is not None or name == "batch_size") and not _is_count(value):
                 raise ValueError(f"ChunkedSVI: {name} is a positive integer; got {value!r}.")
         if max_chunks is not None and chunk is None:
@@ -124,12 +133,17 @@ class ChunkedSVI:
                 'ChunkedSVI: local="laplace" makes its own Gaussians and loss, for sequences: give chunk=, and neither '
                 "guide nor loss."
             )
+        if sampled_softmax is not None and (chunk is None or local is not None):
+            raise ValueError(
+                "ChunkedSVI: sampled_softmax= is for sequences trained by chunks: give chunk=, and no local=."
+            )
         check_first_steps(optim)
         self.model, self.guide, self.optim, self.plate, self.local = model, guide, optim, plate, local
         self.loss = Trace_ELBO() if loss is None else loss
         self.batch_size, self.progress_bar = int(batch_size), progress_bar
         self.chunk = None if chunk is None else int(chunk)
         self.max_chunks = None if max_chunks is None else int(max_chunks)
+        self.sampled_softmax = None if sampled_softmax is None else int(sampled_softmax)
         self._kept: tuple[Setting, Program] | None = None
 
     def run(
@@ -232,7 +246,8 @@ class ChunkedSVI:
             if self.local == "laplace":
                 program: Program = LaplaceProgram(self.model, self.optim, self.plate, self.chunk)
             else:
-                program = Program(self.model, self.guide, self.optim, self.loss, self.plate, self.chunk)
+                given = (self.model, self.guide, self.optim, self.loss, self.plate, self.chunk)
+                program = Program(*given, self.sampled_softmax)
             self._kept = (setting, program)
         return self._kept[1]
 

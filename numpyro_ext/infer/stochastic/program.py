@@ -15,6 +15,7 @@ from numpyro.primitives import mutable
 
 from .chunks import Events, chunk_of
 from .local_sites import InBatch, Recorder, by_rows, parted
+from .sampled_softmax import Candidates, SampledSoftmax, draw_candidates
 from .scoring import Scoring, of_each
 from .setting import Setting
 
@@ -51,6 +52,7 @@ class Program(Scoring):
     :param loss: of NumPyro's SVI.
     :param plate: name of the plate whose rows come in batches.
     :param chunk: events of a chunk, for models that take these and return their carry.
+    :param sampled_softmax: items that stand for all when a step scores its events; ``None`` for all.
     """
 
     can_be_kept: bool = True
@@ -64,8 +66,10 @@ class Program(Scoring):
         loss: object,
         plate: str,
         chunk: int | None,
+        sampled_softmax: int | None = None,
     ) -> None:
         super().__init__(model, guide, plate, chunk)
+        self.sampled_softmax = sampled_softmax
         self.optim, self.loss, self.has_carry = optim, loss, chunk is not None
         # not with an autoguide, which keeps arrays of its first call
         self._compiles_init = guide is None
@@ -166,6 +170,7 @@ class Program(Scoring):
         kwargs: Mapping[str, Any],
         weights: Array | None = None,
         share: Array | None = None,
+        candidates: Candidates | None = None,
     ) -> tuple[Parameters, Array, Array, Any, Array]:
         """One step of SVI: parameters, key, loss of the batch's own rows, carry, and whether all is finite."""
         portion = users.shape[0] / self.sites.num_rows
@@ -176,6 +181,8 @@ class Program(Scoring):
             InBatch(fn, self.plate, users, self.sites.axes, weights, share)
             for fn in (self._returning_carry(carry), self.guide)
         )
+        if candidates is not None:
+            model = SampledSoftmax(model, candidates)
         svi = SVI(model, guide, optim, self.loss)
         svi.constrain_fn = self.constrain
         values = self._merged(batch.shared, batch.tables)
@@ -220,10 +227,15 @@ class Program(Scoring):
         events: Events,
         carry: object,
         arrays: Mapping[str, object],
+        log_proposal: Array | None = None,
+        *,
         width: int,
         setting: Setting,
     ) -> tuple[Parameters, Array, Array, Array]:
-        """One step for each chunk of some users, in order; from the first that is not finite on nothing is taken."""
+        """One step for each chunk of some users, in order; from the first that is not finite on nothing is taken.
+
+        :param log_proposal: of candidates for the softmax, where these stand for all items.
+        """
         start, length = jnp.asarray(events.starts)[users], jnp.asarray(events.lengths)[users]
         kwargs = {**arrays, **setting.options}
 
@@ -233,8 +245,12 @@ class Program(Scoring):
             dtype = jax.tree.leaves((batch.shared, batch.tables))[0].dtype
             # a chunk has this share of what a prior counts
             weights, share = mask.sum(1).astype(dtype) / length, mask.sum().astype(dtype) / length.sum()
-            args = (items, mask, carry)
-            new, key, loss, carry, finite = self._update(batch, key, rate, users, args, kwargs, weights, share)
+            args, candidates = (items, mask, carry), None
+            if self.sampled_softmax is not None and log_proposal is not None:
+                own_key = jax.random.fold_in(key, 1)  # SVI.update splits the key itself
+                candidates = draw_candidates(own_key, self.sampled_softmax, events, log_proposal)
+            given = (args, kwargs, weights, share, candidates)
+            new, key, loss, carry, finite = self._update(batch, key, rate, users, *given)
             good = good & finite
             new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, batch)
             return new, key, carry, total + jnp.where(good, loss, 0.0), good

@@ -20,6 +20,7 @@ from .chunks import Batch
 from .data import Rows, Sequences
 from .fit import TrainingState, mean_error
 from .program import Program
+from .sampled_softmax import log_proposals
 from .setting import Setting
 
 __all__ = ["Checkpoint", "Training"]
@@ -61,6 +62,9 @@ class Training:
         self.program, self.source, self.setting, self.batch_size = program, source, setting, batch_size
         self.state, self.checkpoint = state, checkpoint
         self.notes: list[str] = []
+        self._proposal: dict[str, jax.Array] = {}
+        if program.sampled_softmax is not None and isinstance(source, Sequences):
+            self._proposal = {"log_proposal": log_proposals(source.events.items, source.num_items)}
 
     def run(self, num_epochs: int, patience: int | None, show: bool) -> str:
         """Train, and say why it ended."""
@@ -111,6 +115,7 @@ class Training:
                 self.source.events,
                 setting.carry,
                 setting.arrays,
+                **self._proposal,
                 width=batch.width,
                 setting=setting,
             )
