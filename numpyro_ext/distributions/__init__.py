@@ -4,7 +4,6 @@ from .analysis_prior import AnalysisPrior
 from .categories import (
     AdjacentCategory,
     ContinuationRatio,
-    LinearCategorical,
     MultinomialProbit,
     OrderedProbit,
     StickBreakingCategorical,
@@ -13,6 +12,7 @@ from .censored_pairs import CensoredPairs
 from .gaussian_markov_random_field import GaussianMarkovRandomField
 from .hidden_markov import HiddenMarkov
 from .hidden_markov_tree import HiddenMarkovTree
+from .linear_categorical import LinearCategorical
 from .plackett_luce import PlackettLuce
 from .rectified_poisson import RectifiedLinearPoisson, SoftplusPoisson
 from .sparse_precisions import (

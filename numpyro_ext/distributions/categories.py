@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 from jax.typing import ArrayLike
-from numpyro.distributions import CategoricalLogits, Distribution, constraints
+from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
@@ -18,14 +18,7 @@ from ..potentials.families.ordinal import (
 )
 from ..potentials.families.stick_breaking import stick_breaking_labels
 
-__all__ = [
-    "AdjacentCategory",
-    "ContinuationRatio",
-    "LinearCategorical",
-    "MultinomialProbit",
-    "OrderedProbit",
-    "StickBreakingCategorical",
-]
+__all__ = ["AdjacentCategory", "ContinuationRatio", "MultinomialProbit", "OrderedProbit", "StickBreakingCategorical"]
 
 
 class _Categories(Distribution):
@@ -318,81 +311,3 @@ class MultinomialProbit(_Categories):
         predictor = predictor.astype(jnp.result_type(predictor, float))
         noise = random.normal(checked_key(self, key), sample_shape + predictor.shape, predictor.dtype)
         return jnp.argmax(predictor + noise, axis=-1)
-
-
-class LinearCategorical(CategoricalLogits):
-    r"""Softmax over many categories whose logits are products of an input with a row of weights for each category.
-
-    .. math:: P(y = k) \propto \exp(x^\top w_k + b_k)
-
-    It is ``Categorical(logits=inputs @ weights.T + offset)``, and keeps the factors, so that
-    :class:`~numpyro_ext.infer.ChunkedSVI` may train on some of the categories (``sampled_softmax=``).
-
-    **Example:**
-
-    >>> import jax.numpy as jnp
-    >>> from numpyro_ext.distributions import LinearCategorical
-    >>> fn = LinearCategorical(jnp.array([1.0, 0.0]), jnp.array([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]))
-    >>> print(fn.probs.round(2))
-    [0.21 0.58 0.21]
-
-    :param inputs: shape ``(..., D)``.
-    :param weights: shape ``(K, D)``.
-    :param offset: added to the logits, shape ``()``, ``(K,)`` or ``(..., K)``.
-    :raises ValueError: if the lengths of inputs and weights differ.
-    """
-
-    pytree_data_fields = ("inputs", "weights", "offset")
-
-    def __init__(
-        self, inputs: ArrayLike, weights: ArrayLike, offset: ArrayLike = 0.0, *, validate_args: bool | None = None
-    ) -> None:
-        self.inputs, self.weights, self.offset = map(jnp.asarray, (inputs, weights, offset))
-        if self.weights.ndim != 2 or self.inputs.ndim < 1 or self.inputs.shape[-1] != self.weights.shape[1]:
-            raise ValueError(
-                "LinearCategorical needs weights of shape (K, D) and inputs of shape (..., D); got "
-                f"{self.weights.shape} and {self.inputs.shape}."
-            )
-        super().__init__(self.inputs @ self.weights.T + self.offset, validate_args=validate_args)
-
-    def _logits_at(self, value: Array) -> Array:
-        """Logits of some categories, from their own rows of the weights: nothing is gathered among all logits."""
-        offset = self._offsets(value.ndim)
-        return (self.inputs * self.weights[value]).sum(-1) + jnp.take_along_axis(offset, value[..., None], -1)[..., 0]
-
-    def _offsets(self, ndim: int) -> Array:
-        """Offsets with this many axes and that of the categories."""
-        offset = self.offset.reshape(*(1,) * (ndim + 1 - self.offset.ndim), *self.offset.shape)
-        return jnp.broadcast_to(offset, (*offset.shape[:-1], len(self.weights)))
-
-    @validate_sample
-    def log_prob(self, value: ArrayLike) -> Array:
-        """Log probability of a category, of the batch shape broadcast with that of the value."""
-        value = jnp.asarray(value)
-        value = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, self.batch_shape))
-        return self._logits_at(value) - jax.nn.logsumexp(self.logits, -1)
-
-    def sampled_log_prob(self, value: ArrayLike, candidates: ArrayLike, log_rates: ArrayLike) -> Array:
-        r"""Log probability with a sum over some categories in the place of all.
-
-        .. math:: \log\hat p(y) = \eta_y - \log\Big(e^{\eta_y} + \sum_{c \ne y} e^{\eta_c - \log r_c}\Big)
-
-        The sum has the expectation of that over all other categories, so the estimate is too large by a term of the
-        order of one over the number of candidates.
-
-        :param value: categories, of the batch shape.
-        :param candidates: categories drawn with replacement, shape ``(n,)``.
-        :param log_rates: logarithms :math:`\log r_c` of how often each is expected among them, shape ``(n,)``.
-        :return: of the batch shape.
-
-        **Cost:** ``n D`` for each element of the batch.
-
-        **Source:** Bengio and Senecal (2008), *Adaptive importance sampling to accelerate training of a neural
-        probabilistic language model*.
-        """
-        value, candidates = jnp.asarray(value), jnp.asarray(candidates)
-        own, offset = self._logits_at(value), self._offsets(value.ndim)
-        others = self.inputs @ self.weights[candidates].T + offset[..., candidates] - log_rates
-        # finite, as all candidates may be the category itself
-        others = jnp.where(candidates == value[..., None], jnp.finfo(others.dtype).min / 2, others)
-        return own - jnp.logaddexp(own, jax.nn.logsumexp(others, -1))
