@@ -5,6 +5,7 @@ from .events import EventSequences, EventSplit
 from .factorisation import MatrixFactorisation, matrix_factorisation_objective
 from .hidden_markov import HiddenMarkovBaseline, HiddenMarkovFit, fit_hidden_markov
 from .mixtures import PersonalMixture
+from .numbering import numbered_as
 from .plots import plot_error_by_entropy, plot_error_by_history, plot_training
 from .predictor import Predictor, SequencePredictor
 from .scores import (
@@ -38,6 +39,7 @@ __all__ = [
     "compare_sequences",
     "fit_hidden_markov",
     "matrix_factorisation_objective",
+    "numbered_as",
     "next_item_ranks",
     "plot_error_by_entropy",
     "plot_error_by_history",

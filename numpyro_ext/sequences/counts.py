@@ -130,7 +130,7 @@ class _Pooled(_Smoothed):
         :param previous: indices of items.
         :raises ValueError: before ``fit``, or for an index that there is not.
         """
-        self._check_fitted(self.num_items)
+        self._check_fitted()
         given = np.asarray(previous)
         self._checked(given.ravel())
         return self._of(given[..., None].astype(np.int64), np.arange(self.num_items))
@@ -271,8 +271,7 @@ class OwnFrequencies(SequencePredictor):
         if self.causal:
             counts, total = occurrences_before(users * sequences.num_items + items), sequences.positions
         else:
-            if sequences.num_users != len(self._lengths):
-                raise ValueError("OwnFrequencies(causal=False) predicts the users that it was fitted to.")
+            self._check_users(sequences)
             counts, total = self._trained.of(users, items), self._lengths[users]
         return _log_share(counts, total, self.eps, sequences.num_items)
 

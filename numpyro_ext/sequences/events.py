@@ -213,7 +213,7 @@ class EventSequences(Shown):
         while True:
             before = found.items.size
             rare = np.bincount(found.items, minlength=found.num_items) < min_item
-            found = found._without(rare[found.items], f"{rare.sum()} items with fewer than {min_item} events")
+            found = found.without(rare[found.items], f"{rare.sum()} items with fewer than {min_item} events")
             short = found.lengths < min_user
             found = found._without_users(short, f"{short.sum()} users with fewer than {min_user} events")
             if min_entropy is not None:
@@ -254,7 +254,7 @@ class EventSequences(Shown):
         parts = size(whole.lengths)
         unseen = is_test & ~seen[whole.items]
         num_test = np.bincount(whole.users[is_test & ~unseen], minlength=whole.num_users)
-        whole = whole._without(unseen, f"{unseen.sum()} test events of items that training has not seen")
+        whole = whole.without(unseen, f"{unseen.sum()} test events of items that training has not seen")
         whole = whole._relabelled(seen)
         gone = num_test == 0
         whole = whole._without_users(gone, f"{gone.sum()} users without test events")
@@ -269,8 +269,8 @@ class EventSequences(Shown):
         counts = f"{self.num_users:,} users, {self.num_items:,} items, {self.items.size:,} events"
         return [f"EventSequences: {counts}", *self.notes]
 
-    def _without(self, events: np.ndarray, note: str) -> EventSequences:
-        """The sequences without some events, and a note where there were any."""
+    def without(self, events: np.ndarray, note: str) -> EventSequences:
+        """The sequences without some events, shape ``(total,)``, and a note where there were any."""
         if not events.any():
             return self
         lengths = np.bincount(self.users[~events], minlength=self.num_users)

@@ -100,8 +100,7 @@ class MatrixFactorisation(SequencePredictor):
         """Objective after each sweep."""
 
     def _log_probabilities(self, sequences: EventSequences) -> np.ndarray:
-        if sequences.num_users != len(self.users):
-            raise ValueError("MatrixFactorisation predicts the users that it was fitted to.")
+        self._check_users(sequences)
         found = np.empty(sequences.items.size)
         for user, (start, length) in enumerate(zip(sequences.starts, sequences.lengths, strict=True)):
             if length:

@@ -189,8 +189,7 @@ class HiddenMarkovBaseline(SequencePredictor):
     def _log_probabilities(self, sequences: EventSequences) -> np.ndarray:
         if self.personal is None:
             return _Lanes.of(sequences).log_predictive(*self.result[:3])
-        if sequences.num_users != self.num_users:
-            raise ValueError("HiddenMarkovBaseline(personal=...) predicts the users that it was fitted to.")
+        self._check_users(sequences)
         return _Lanes.of(sequences).log_predictive(*self.rows, self.result.emission)
 
     def _next(self, history: np.ndarray, user: int | None) -> np.ndarray:

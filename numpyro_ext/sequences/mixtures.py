@@ -108,7 +108,7 @@ class PersonalMixture(SequencePredictor):
             part.fit(train, validation)
 
     def log_predictive(self, split: EventSplit) -> np.ndarray:
-        self._check_fitted(split.test.num_items)
+        self._check_fitted(split)
         states = self._states(split) if self.gate else None
         return self._mixed(self._component_logs(split), split.whole.positions[split.is_test], states)
 
@@ -141,7 +141,7 @@ class PersonalMixture(SequencePredictor):
 
         def of_user(items: np.ndarray) -> EventSequences:
             lengths = np.where(np.arange(self.num_users) == user, items.size, 0)
-            return EventSequences(items, lengths, np.arange(self.num_items), np.arange(self.num_users))
+            return EventSequences(items, lengths, np.asarray(self._labels.items), np.asarray(self._labels.users))
 
         nothing = history[:0]
         return EventSplit(of_user(history), of_user(nothing), of_user(np.zeros(1, nothing.dtype)))

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..infer.stochastic.labels import Labels
 from .events import EventSequences, EventSplit, hold_out
 
 __all__ = ["Predictor", "SequencePredictor", "best_by_validation"]
@@ -46,14 +47,12 @@ class SequencePredictor:
         :return: this predictor.
         :raises ValueError: if there are no events to learn from, or the two have different users or items.
         """
-        if validation is not None and (train.num_users, train.num_items) != (
-            validation.num_users,
-            validation.num_items,
-        ):
+        sizes = [(part.num_users, part.num_items) for part in (train, validation) if part is not None]
+        if len(set(sizes)) > 1:
             raise ValueError(f"{type(self).__name__}: training and validation are of the same users and items.")
         if train.items.size == 0:
             raise ValueError(f"{type(self).__name__}: there are no training events.")
-        self.num_items, self.num_users = train.num_items, train.num_users
+        self.num_items, self.num_users, self._labels = train.num_items, train.num_users, Labels.of(train)
         self._fit(train, validation)
         return self
 
@@ -61,9 +60,9 @@ class SequencePredictor:
         """Log probability of each test event given all events of its user before it, shape ``(test events,)``.
 
         :param split: of the users that were fitted, or of others for predictors without a personal part.
-        :raises ValueError: before ``fit``, or for another number of items.
+        :raises ValueError: before ``fit``, or for other items, or other users where these have a part of their own.
         """
-        self._check_fitted(split.test.num_items)
+        self._check_fitted(split)
         return self._log_probabilities(split.whole)[split.is_test]
 
     def next_log_probabilities(self, history: ArrayLike, user: int | None = None) -> np.ndarray:
@@ -73,7 +72,7 @@ class SequencePredictor:
         :param user: index of a user of the training, whose personal part is used if there is one.
         :raises ValueError: before ``fit``, or for an index that there is not.
         """
-        self._check_fitted(self.num_items)
+        self._check_fitted()
         return self._next(self._checked(history), user)
 
     def _fit(self, train: EventSequences, validation: EventSequences | None) -> None:
@@ -86,11 +85,15 @@ class SequencePredictor:
     def _next(self, history: np.ndarray, user: int | None) -> np.ndarray:
         raise NotImplementedError
 
-    def _check_fitted(self, num_items: int) -> None:
+    def _check_fitted(self, split: EventSplit | None = None) -> None:
         if not self.num_items:
             raise ValueError(f"{type(self).__name__} knows nothing before fit(train).")
-        if num_items != self.num_items:
-            raise ValueError(f"{type(self).__name__} was fitted to {self.num_items} items; these have {num_items}.")
+        if split is not None:
+            self._labels.check(type(self).__name__, split, with_users=False)
+
+    def _check_users(self, sequences: EventSequences) -> None:
+        """Refuse other users than those of the training, for predictors that have a part of each."""
+        self._labels.check(type(self).__name__, sequences, with_users=True)
 
     def _checked_user(self, user: int) -> int:
         if not 0 <= user < self.num_users:

@@ -18,6 +18,7 @@ from ...structure.model.running.execution import check_key
 from ..front.files.archive import read_archive
 from .data import Rows, Sequences
 from .fit import ChunkedFit, TrainingState
+from .labels import Labels
 from .laplace import LaplaceProgram
 from .local_sites import LocalSites, check_by_rows, check_first_steps
 from .program import Program
@@ -222,7 +223,7 @@ class ChunkedSVI:
         if isinstance(program, LaplaceProgram) and isinstance(source, Sequences):
             params, more = program.settled(params, source.events, self.batch_size, setting)
             notes = (*notes, *more)
-        return ChunkedFit(program, self.batch_size, params, state, stopped, notes, setting)
+        return ChunkedFit(program, self.batch_size, params, state, stopped, notes, setting, Labels.of(data))
 
     def load(self, path: str | os.PathLike[str]) -> ChunkedFit:
         """Fit from a file of :meth:`ChunkedFit.save`, by an engine of the same model and options.
@@ -236,9 +237,8 @@ class ChunkedSVI:
         program = self._program(setting)
         program.sites = LocalSites(content["axes"], setting.num_rows)
         state = TrainingState.unpacked(content["training"])
-        return ChunkedFit(
-            program, self.batch_size, content["params"], state, content["stopped"], tuple(content["notes"]), setting
-        )
+        ended, labels = (content["stopped"], tuple(content["notes"])), Labels(**content.get("labels", {}))
+        return ChunkedFit(program, self.batch_size, content["params"], state, *ended, setting, labels)
 
     def _program(self, setting: Setting) -> Program:
         """Compiled programs, those of the last run if its setting was the same."""

@@ -15,6 +15,7 @@ from scipy.special import logsumexp
 from ...display import Shown
 from ..front.files.archive import Content, write_archive
 from .chunks import Events, checked_events, joined
+from .labels import Labels
 from .people import Given, PersonalPosterior
 from .program import Parameters, Program
 from .setting import Setting
@@ -71,6 +72,7 @@ class ChunkedFit(Shown):
     :param str stopped: why the run ended: ``"num_epochs"``, ``"patience"``, ``"interrupted"`` or ``"not finite"``.
     :param notes: what was left out of the data or went wrong.
     :param setting: arguments of the run.
+    :param labels: names of items and users, so that other data are known to be numbered alike.
     """
 
     def __init__(
@@ -82,8 +84,9 @@ class ChunkedFit(Shown):
         stopped: str,
         notes: tuple[str, ...],
         setting: Setting,
+        labels: Labels = Labels(),  # noqa: B008
     ) -> None:
-        self._program, self._batch_size, self._setting = program, batch_size, setting
+        self._program, self._batch_size, self._setting, self._labels = program, batch_size, setting, labels
         self.params, self.last_state, self.stopped, self.notes = params, last_state, stopped, notes
         self._personal: PersonalPosterior | None = None
 
@@ -133,8 +136,10 @@ class ChunkedFit(Shown):
         :return: shape ``(total,)``, in the order of ``items``.
         :raises ValueError: for other items, or other users where the model has a personal part.
         """
-        self._check_sequential()
-        events = checked_events(sequences, self.num_items)
+        self._check_data(sequences)
+        return self._log_probabilities(checked_events(sequences, self.num_items), num_draws, rng_key)
+
+    def _log_probabilities(self, events: Events, num_draws: int | None, rng_key: Array | None) -> np.ndarray:
         key = jax.random.key(0) if rng_key is None else rng_key
         draws = [
             self._program.event_scores(self.params, k, events, self._batch_size, self._setting)
@@ -151,7 +156,7 @@ class ChunkedFit(Shown):
         :return: shape ``(test events,)``, user by user.
         """
         history, whole = self._parts_of(split)
-        scores = self.event_log_probabilities(whole, num_draws=num_draws, rng_key=rng_key)
+        scores = self._log_probabilities(whole, num_draws, rng_key)
         return scores[later_than(whole, np.asarray(history.lengths))]
 
     def states(self, split: Any, *, num_draws: int | None = None, rng_key: Array | None = None) -> np.ndarray:
@@ -187,7 +192,10 @@ class ChunkedFit(Shown):
         self._check_sequential()
         items = np.asarray(history, np.int64 if np.size(history) == 0 else None)
         if items.ndim != 1 or items.dtype.kind not in "iu" or (items < 0).any() or (items >= self.num_items).any():
-            raise ValueError(f"ChunkedFit: a history is a vector of items from 0 to {self.num_items - 1}.")
+            raise ValueError(
+                f"ChunkedFit: a history is a vector of items from 0 to {self.num_items - 1}. The index of a label is "
+                "its place in EventSequences.item_labels."
+            )
         num_users = self._setting.num_rows
         if user is None and self._program.sites.axes:
             names = ", ".join(map(repr, self._program.sites.axes))
@@ -265,15 +273,20 @@ class ChunkedFit(Shown):
                 "notes": self.notes,
                 "setting": setting,
                 "axes": self._program.sites.axes,
+                "labels": self._labels._asdict(),
             },
         )
 
     def _parts_of(self, split: Any) -> tuple[Events, Events]:
         """Events before the test of a split, and all of them."""
-        self._check_sequential()
+        self._check_data(split)
         parts = [checked_events(getattr(split, name), self.num_items) for name in ("train", "validation", "test")]
         history = joined(parts[0], parts[1])
         return history, joined(history, parts[2])
+
+    def _check_data(self, data: Any) -> None:
+        self._check_sequential()
+        self._labels.check("ChunkedFit", data, with_users=bool(self._program.sites.axes))
 
     def _draws(self, number: int | None) -> int:
         return (16 if self._program.has_guide else 1) if number is None else number
