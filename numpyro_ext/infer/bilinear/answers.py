@@ -7,6 +7,7 @@ from typing import Literal, Self
 from jax import Array
 
 from ...structure.bilinear.factors import Unlisted
+from ...structure.model.running.execution import check_key
 from ..front.engine import BaseEngine
 from ..front.run import ask
 from .marginals.pairs import CensoredShares
@@ -54,6 +55,8 @@ class BilinearAnswers(BaseEngine[BilinearRun]):
         :raises ValueError: if the other side has another size than in the fit, or if the likelihood is none that
             BilinearVG takes.
         """
+        check_key(rng_key, "fold_in(jax.random.key(0), new_rows, columns, values)", "comes first")
+        args, kwargs = self._as_fitted(args, kwargs)
         found = self._finished().fold_in(rng_key, args, kwargs, side=side, unlisted_cells=self.unlisted_cells)
         return self._with_run(found)
 

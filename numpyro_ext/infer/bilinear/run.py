@@ -20,6 +20,7 @@ from ...structure.bilinear.reading import BilinearReading
 from ..front.answers.draws import finite_draws, with_hyper
 from ..front.answers.ranking import expected_ranks
 from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
+from ..front.columns import in_columns
 from ..front.results import Diagnostics, HyperEstimate
 from ..front.run import FinishedRun, hyper_estimates
 from ..front.running.progress import warn
@@ -178,13 +179,9 @@ class BilinearRun(FinishedRun):
         needs_observations: bool = True,
         side_of_common: Literal["rows", "columns"] = "rows",
     ) -> tuple[BilinearReading, Bilinear]:
+        args, kwargs = in_columns(self.columns, self.reading.model, args, kwargs)
         reading = read_like(
-            self.reading,
-            args,
-            kwargs,
-            self.rng_key,
-            is_held_out=is_held_out,
-            needs_observations=needs_observations,
+            self.reading, args, kwargs, self.rng_key, is_held_out=is_held_out, needs_observations=needs_observations
         )
         _check_sizes(self.reading, reading, (0, 1), "Use fold_in for rows or columns that were not fitted.")
         form = self.programs.like(reading, self.space).form(reading.data, self.fit.hyper)

@@ -19,6 +19,7 @@ from .answers.points import warn_of_points
 from .answers.resampling import Resample
 from .answers.sites import PosteriorSites
 from .answers.summary import PrintsSummary, Summary
+from .columns import columns_of, in_columns
 from .display import ShownEngine
 from .files.kept_run import KeptRun
 from .labels import Coords, Dims, Labels, labels_of_call
@@ -112,6 +113,12 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
         options |= {"init_values": self._start_values, "held": self.hyper_values, "rng_key": rng_key}
         return read_first(self._forms, self.model, args, kwargs, **options)
 
+    def _as_fitted(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, Any]]:
+        """Arguments with the columns of tables in the order of those of the fit."""
+        return in_columns(self._finished().columns, self.model, args, kwargs)
+
     @abstractmethod
     def _start(
         self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object], init_state: EngineState | None
@@ -166,7 +173,9 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
                         "a run with init_state=engine.last_state. A model's argument of this name goes by position."
                     )
                 start = partial(start, checkpoint=checkpoint)
-            self._keep(start(rng_key, args, kwargs, init_state), labels)
+            run = start(rng_key, args, kwargs, init_state)
+            run.keep_columns(columns_of(self.model, args, kwargs))
+            self._keep(run, labels)
 
     def run_many(self, rng_key: Array, datasets: Sequence[object], **kwargs: object) -> Fits[Self]:
         """Fit many data sets of one structure: bootstrap samples, simulations from the prior, one series per shop.
@@ -347,11 +356,14 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
             "rng_key": run.rng_key,
             "fit": run.content(),
             "labels": {"coords": dict(run.labels.coords), "dims": dict(run.labels.dims)},
+            "columns": dict(run.columns),
         }
 
     def _with_content(self, content: Mapping[str, Any]) -> Self:
         made = self._with(self._restore(content["fit"], content["rng_key"], content["args"], content["kwargs"]))
-        made._finished().keep_labels(Labels(**content.get("labels", {})))
+        run = made._finished()
+        run.keep_labels(Labels(**content.get("labels", {})))
+        run.keep_columns(content.get("columns", {}))
         return made
 
     def _with(self, run: _Run) -> Self:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, wraps
+from types import MappingProxyType
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import jax
@@ -19,6 +20,7 @@ from .answers.draws import with_predictive
 from .answers.model_draws import model_draws, observed_leaves
 from .answers.points import point_sites
 from .answers.sites import PointPosterior, PosteriorSites, SitePosterior
+from .columns import Columns
 from .files.archive import Content
 from .files.saved_runs import fit_to_content
 from .labels import Labels
@@ -54,6 +56,8 @@ class FinishedRun(ABC):
     has_warned_of_weights: ClassVar[bool] = False
     labels: ClassVar[Labels] = Labels()
     """Names of places as given by a person; a run that got some has them in the place of these."""
+    columns: ClassVar[Columns] = MappingProxyType({})
+    """Columns of the tables of pandas that the model was fitted to, likewise."""
     notes: ClassVar[tuple[str, ...]] = ()
     """Further lines of a summary; a run that was compared with the posterior has some in the place of these."""
 
@@ -89,6 +93,10 @@ class FinishedRun(ABC):
         vars(self).pop("all_labels", None)
         vars(self)["labels"] = Labels(kept.coords, kept.dims)
         return messages
+
+    def keep_columns(self, columns: Columns) -> None:
+        """Take over the names of the columns of tables."""
+        vars(self)["columns"] = columns
 
     @abstractmethod
     def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array | None]:

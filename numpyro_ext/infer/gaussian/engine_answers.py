@@ -50,6 +50,8 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         if not isinstance(run, GaussianRun):
             run.predict(rng_key)
         assert isinstance(run, GaussianRun)  # the others refuse
+        args, kwargs = self._as_fitted(args, kwargs)
+        joint = None if joint is None else self._as_fitted((), joint)[1]
         read = partial(self._read_as_fitted, run, check_observations=False)
         return predict(run, read, rng_key, args, kwargs, joint)
 
@@ -70,6 +72,7 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         run = self._finished()
         if not (isinstance(run, GaussianRun) and (args or kwargs)):
             return run.log_predictive()
+        args, kwargs = self._as_fitted(args, kwargs)
         return log_predictive(run, partial(self._read_as_fitted, run), args, kwargs)
 
     def _read_as_fitted(
@@ -113,7 +116,9 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
             that of the new observations.
         :raises ValueError: if some of the field is shared by all groups.
         """
+        check_key(rng_key, "fold_in(jax.random.key(0), new_y)", "comes first")
         run = self._finished()
+        args, kwargs = self._as_fitted(args, kwargs)
         if not isinstance(run, GaussianRun):
             raise ValueError("fold_in needs groups that are independent; coefficients of a transform are none.")
         options = self._options_given() | {

@@ -11,6 +11,7 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from ...design.scores.pointwise import Acquisition
+from ...infer.front.engine import BaseEngine
 from ...infer.front.options import check_at_least
 from ...infer.front.running.progress import progress_bar
 from ...structure.model.running.execution import check_key
@@ -94,6 +95,9 @@ def simulate_tests(
         raise ValueError(f"{num_items} items are to be asked, and {int(is_pool.sum())} of the bank are not held out.")
     administration = Administration.of(exposure, content, bank.num_items)
     beliefs = make_beliefs(bank, num_items, num_nodes=num_nodes)
+    if isinstance(source, BaseEngine):  # a table's items by their names
+        in_order: tuple[Any, ...] = source._as_fitted((answers,), {})[0]
+        answers = in_order[0]
     told = _checked(answers, Examinees(beliefs, 1).categories())
     paths = []
     with progress_bar(num_items * len(rules), "simulate_tests", enabled=show_progress) as bar:

@@ -24,13 +24,14 @@ def is_pandas(value: object) -> bool:
     return type(value).__module__.split(".")[0] == "pandas" and hasattr(value, "to_numpy")
 
 
-def with_arrays(call: ModelCall) -> ModelCall | None:
+def with_arrays(call: ModelCall, *, most_axes: int = 2) -> ModelCall | None:
     """The call with arrays of NumPy in the place of columns and tables of numbers; ``None`` if it has none.
 
+    :param int most_axes: 1 to leave tables as they are.
     :raises ModelStructureError: for a column of anything but numbers, by the name of the argument.
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path((call.args, call.kwargs))
-    arrays = [_as_array(value) if is_pandas(value) else value for _, value in leaves]
+    arrays = [_as_array(value) if is_pandas(value) and np.ndim(value) <= most_axes else value for _, value in leaves]
     for array, (path, value) in zip(arrays, leaves, strict=True):
         if is_pandas(array) and np.ndim(value) == 1:
             raise ModelStructureError(
@@ -48,12 +49,13 @@ def with_arrays(call: ModelCall) -> ModelCall | None:
 def run_or_with_arrays(call: ModelCall, run: Callable[[ModelCall], _Result]) -> tuple[ModelCall, _Result]:
     """Run a call; where it fails on columns and tables of pandas, run it :func:`with_arrays`.
 
-    A model may work with a table itself; where it does not, it may ask for what JAX would make of it.
+    A model may work with a table itself; where it does not, it may ask for what JAX would make of it. Where it takes
+    covariates from a table by their names and outcomes as a column, columns alone become arrays.
 
     :param run: what is done with the call.
     :return: the call that ran, and what came of it.
     :raises Exception: that of the call with arrays, unless this fails for want of a table: then that of the call as it
-        is.
+        is, or with arrays in the place of its columns.
     """
     try:
         return call, run(call)
@@ -64,10 +66,13 @@ def run_or_with_arrays(call: ModelCall, run: Callable[[ModelCall], _Result]) -> 
         try:
             return plain, run(plain)
         except ModelStructureError as other:
-            if other.reason is Reason.EXECUTION and _asks_for_a_table(other.__cause__):
-                raise error from error.__cause__
             # Of the call as it is, JAX quotes whole columns.
-            raise other from other.__cause__
+            if other.reason is not Reason.EXECUTION or not _asks_for_a_table(other.__cause__):
+                raise other from other.__cause__
+        columns = with_arrays(call, most_axes=1)
+        if columns is None:
+            raise error from error.__cause__
+        return columns, run(columns)
 
 
 def _asks_for_a_table(error: BaseException | None) -> bool:
