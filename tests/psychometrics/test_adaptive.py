@@ -22,6 +22,7 @@ from numpyro_ext.design import (
 )
 from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.psychometrics import AdaptiveTest
+from numpyro_ext.psychometrics.adaptive.administration import StepKeys, generator
 from tests.compilations import compiled_programs
 
 NUM_ITEMS = 12
@@ -356,3 +357,12 @@ def test_answers_one_by_one_are_those_folded_in(tmp_path):
     for found in (other, test, AdaptiveTest.load(tmp_path / "test", engine, items="point")):
         np.testing.assert_allclose(found.mean, expected.mean[0], atol=1e-8)
         np.testing.assert_allclose(found.standard_error, expected.sd[0], atol=1e-8)
+
+
+def test_keys_of_steps_are_those_that_follow_from_the_key_of_the_test():
+    steps, rng_key = StepKeys(random.key(7)), random.key(7)
+    for step in (40, 0, 31, 32):
+        key, rng = steps.at(step)
+        expected = random.fold_in(rng_key, step)
+        np.testing.assert_array_equal(random.key_data(key), random.key_data(expected))
+        assert rng.random() == generator(expected).random()

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from jax import Array, random
 from numpy.typing import NDArray
 
+from ...compilation.store import shared
 from ...infer.front.options import check_at_least
 from .bank import Floats
 from .beliefs import Ints
 
-__all__ = ["Administration", "Stop", "generator"]
+__all__ = ["Administration", "StepKeys", "Stop", "generator"]
+
+_STEPS_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -159,3 +163,34 @@ def _content(content: Any, num_items: int) -> tuple[Ints, Floats]:
 def generator(rng_key: Array) -> np.random.Generator:
     """A generator of NumPy that a key of JAX determines."""
     return np.random.default_rng(np.asarray(random.key_data(rng_key)))
+
+
+class StepKeys:
+    """Keys of the steps of a test, which follow from one key, some of them made at once: one by one they take longer
+    than all else that is computed for a proposal.
+
+    :param rng_key: of the test; that of a step is ``jax.random.fold_in(rng_key, step)``.
+    """
+
+    def __init__(self, rng_key: Array) -> None:
+        self._rng_key = rng_key
+        self._found: dict[int, tuple[Array, NDArray[np.uint32]]] = {}
+
+    def at(self, step: int) -> tuple[Array, np.random.Generator]:
+        """The key of a step, and :func:`generator` of it."""
+        if step not in self._found:
+            first = step - step % _STEPS_AT_ONCE
+            keys, words = shared(_keys_of_steps)(self._rng_key, np.arange(first, first + _STEPS_AT_ONCE))
+            self._found |= zip(
+                range(first, first + _STEPS_AT_ONCE), zip(keys, np.asarray(words), strict=True), strict=True
+            )
+        key, numbers = self._found[step]
+        return key, np.random.default_rng(numbers)
+
+
+def _keys_of_steps() -> Callable[..., tuple[list[Array], Array]]:
+    def compute(rng_key: Array, steps: Array) -> tuple[list[Array], Array]:
+        keys = jax.vmap(lambda step: random.fold_in(rng_key, step))(steps)
+        return list(keys), random.key_data(keys)
+
+    return jax.jit(compute)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from ...design.scores.pointwise import Acquisition, expected_information_gain
 from ...infer.front.files.archive import read_archive, write_archive
 from ...structure.model.running.execution import check_key
-from .administration import Administration, Stop, generator
+from .administration import Administration, StepKeys, Stop, generator
 from .bank import Items, make_bank
 from .examinees import SITE, Examinees, make_beliefs
 
@@ -91,7 +91,8 @@ class AdaptiveTest:
         if rng_key is not None:
             check_key(rng_key, "AdaptiveTest(..., rng_key=jax.random.key(0))")
         self._key = jax.random.key(0) if rng_key is None else rng_key
-        key_items, key_exposure, self._key_propose = jax.random.split(self._key, 3)
+        key_items, key_exposure, key_propose = jax.random.split(self._key, 3)
+        self._steps = StepKeys(key_propose)
         self._bank = bank = make_bank(
             source, items=items, num_draws=num_draws, rng_key=key_items, prior=prior, trait=trait, person=person
         )
@@ -191,10 +192,11 @@ class AdaptiveTest:
         if self.is_over:
             raise ValueError(f"The test is over, because {self.reason}; answer() takes further answers all the same.")
         if rng_key is None:
-            rng_key = jax.random.fold_in(self._key_propose, len(self._history))
+            rng_key, rng = self._steps.at(len(self._history))
         else:
             check_key(rng_key, "propose(jax.random.key(0))")
-        scores, rng = self.scores(rng_key)[None], generator(rng_key)
+            rng = generator(rng_key)
+        scores = self.scores(rng_key)[None]
         allowed = np.where(self._barred, -np.inf, scores)
         # Where exposure control has left nothing, the best of what it bars is better than no test.
         scores = allowed if (allowed > -np.inf).any() else scores
@@ -255,7 +257,8 @@ class AdaptiveTest:
         test = copy.copy(self)
         if rng_key is not None:
             check_key(rng_key, "for_another_person(rng_key=jax.random.key(1))")
-            _, key_exposure, test._key_propose = jax.random.split(rng_key, 3)
+            _, key_exposure, key_propose = jax.random.split(rng_key, 3)
+            test._steps = StepKeys(key_propose)
             if self._administration.rates is not None:
                 test._barred = self._administration.barred(1, generator(key_exposure))
         test._people, test._history = Examinees(self._people.beliefs, 1), []
