@@ -24,13 +24,19 @@ class Answers(NamedTuple):
     """Answers as numbers."""
 
     values: Any
-    """Floating point, ``nan`` where there is no answer: shape ``(people, items)``, or ``(records,)``."""
+    """Shape ``(people, items)``, or ``(records,)``: integers as they were given, or floating point with ``nan`` where
+    there is no answer."""
     names: Sequence[str]
     """One for each item."""
 
     @property
     def is_concrete(self) -> bool:
         return not isinstance(self.values, jax.core.Tracer)
+
+    @property
+    def are_integers(self) -> bool:
+        """True if all are there, and none is between two categories."""
+        return bool(jnp.issubdtype(self.values.dtype, jnp.integer))
 
     def in_table(self, person: np.ndarray, item: np.ndarray, shape: tuple[int, int]) -> Answers:
         """Records as a table; of several answers of a person to an item the last one."""
@@ -56,11 +62,11 @@ def answers_in_records(response: Any, num_items: int) -> Answers:
 
 
 def _numbers(values: Any, name: str) -> Any:
-    """A column or an array as floating point, with ``nan`` for what is missing.
+    """A column or an array as floating point, with ``nan`` for what is missing; integers stay what they are.
 
     :raises ValueError: for text and for categories without an order, which have no numbers.
     """
-    if isinstance(values, jax.Array):  # traced ones as well
+    if isinstance(values, jax.core.Tracer):
         return values.astype(jnp.result_type(values, float))
     category = getattr(getattr(values, "dtype", None), "categories", None)
     if category is not None:  # a Categorical of pandas
@@ -75,8 +81,10 @@ def _numbers(values: Any, name: str) -> Any:
         array = values.to_numpy(dtype=object) if values.dtype.kind not in "biuf" else values.to_numpy()
     else:
         array = np.asarray(values)
-    if array.dtype.kind in "biuf":
-        return array.astype(np.float64 if array.dtype.itemsize > 4 or array.dtype.kind in "biu" else array.dtype)
+    if array.dtype.kind in "iuf":
+        return array
+    if array.dtype.kind == "b":
+        return array.astype(np.int8)
     flat = [np.nan if _is_missing(value) else value for value in array.ravel()]
     words = sorted({str(value) for value in flat if isinstance(value, str)})
     if words or array.dtype.kind not in "O":
@@ -109,7 +117,9 @@ def checked_answers(answers: Answers, groups: Sequence[ItemGroup], item: np.ndar
             if infinite is not None:
                 raise ValueError(f"An answer to {infinite[0]} is infinite.")
             continue
-        between = _first(np.isfinite(values) & (values != np.round(values)), answers, group, item)
+        between = None
+        if not answers.are_integers:
+            between = _first(np.isfinite(values) & (values != np.round(values)), answers, group, item)
         if between is not None:
             raise ValueError(
                 f"An answer to {between[0]} is {between[1]:g}, between two categories. A {group.family} item has "
@@ -162,7 +172,10 @@ def warn_of_degenerate_items(
 
     known = np.isfinite(values)
     note(np.flatnonzero(~known.any(0)), "items without answers")
-    low, high = np.min(np.where(known, values, np.inf), 0), np.max(np.where(known, values, -np.inf), 0)
+    if answers.are_integers and len(values):
+        low, high = values.min(0), values.max(0)
+    else:
+        low, high = np.min(np.where(known, values, np.inf), 0), np.max(np.where(known, values, -np.inf), 0)
     note(np.flatnonzero(low == high), "items with one answer only, whose estimates are infinite")
     for group in groups:
         if group.num_categories is not None and group.num_categories > 2:

@@ -303,9 +303,12 @@ def _design(
     largest = None
     if answers is not None and answers.is_concrete:
         values = np.asarray(answers.values)
-        finite = np.where(np.isfinite(values), values, -1.0)
+        finite = values if answers.are_integers else np.where(np.isfinite(values), values, -1.0)
         largest = np.full(num_items, -1.0)
-        np.maximum.at(largest, np.broadcast_to(np.arange(num_items), values.shape) if item is None else item, finite)
+        if item is None:
+            largest = finite.max(axis=0).astype(float) if len(finite) else largest
+        else:
+            np.maximum.at(largest, item, finite)
         largest[largest < 0] = np.nan
     groups = item_groups(family, num_items, num_categories, largest)
     if answers is not None:
@@ -340,7 +343,7 @@ def _check_not_counted_from_one(answers: Answers, groups: Sequence[ItemGroup], i
         if group.num_categories is None:
             continue
         own = values[:, group.items] if item is None else values[np.isin(item, group.items)]
-        if np.isfinite(own).any() and np.nanmin(own) >= 1 and group.num_categories > 2:
+        if group.num_categories > 2 and np.isfinite(own).any() and np.nanmin(own) >= 1:
             raise ValueError(
                 f"No answer to a {group.family} item is 0: categories are 0 to K - 1. If they are counted from one, "
                 f"subtract one; if 0 exists and is unused, say so by num_categories={group.num_categories}."
@@ -407,12 +410,12 @@ def _people_and_items(
 def _observe(group: ItemGroup, distribution: dist.Distribution, cells: Any, kept: Any) -> None:
     """The site of the answers to the items of a group; those that are ``nan`` are left out."""
     if cells is not None:
-        known = ~jnp.isnan(cells) if isinstance(cells, jax.core.Tracer) else ~np.isnan(np.asarray(cells))
-        # Not even an answer that is left out may be nan: it would be in the gradient.
-        cells = jnp.where(known, cells, 0.0)
-        if group.num_categories is not None:
-            cells = cells.astype(int)
-        kept = known if kept is None else known & kept
+        if not jnp.issubdtype(cells.dtype, jnp.integer):
+            known = ~jnp.isnan(cells) if isinstance(cells, jax.core.Tracer) else ~np.isnan(np.asarray(cells))
+            # Not even an answer that is left out may be nan: it would be in the gradient.
+            cells = jnp.where(known, cells, 0.0)
+            kept = known if kept is None else known & kept
+        cells = jnp.asarray(cells).astype(float if group.num_categories is None else int)
         if not isinstance(kept, jax.core.Tracer) and np.all(kept):
             kept = None
     with handlers.mask(mask=True if kept is None else kept):

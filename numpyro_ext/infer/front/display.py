@@ -86,11 +86,11 @@ class ShownEngine(Shown):
         out: list[str | Table] = [f"{name}: {end}"]
         if run.is_at_hand:
             out.append(f"log evidence: {evidence(run.log_evidence)}")
-        common = run.reading.common_sites
-        learned = tuple(n for n in run.reading.hyper if n not in common)
-        for role, names in (("field", (*run.reading.field, *common)), ("hyperparameters", learned)):
+        common = run.judged.common_sites
+        learned = tuple(n for n in run.judged.hyper if n not in common)
+        for role, names in (("field", (*run.judged.field, *common)), ("hyperparameters", learned)):
             if names:
-                out.append(f"{role}: {', '.join(f'{n} {tuple(run.reading.site_shapes[n])}' for n in names)}")
+                out.append(f"{role}: {', '.join(f'{n} {run.labelled_shapes[n]}' for n in names)}")
         return out + list(lines)
 
 

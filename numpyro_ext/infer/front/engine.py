@@ -223,7 +223,7 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
             warn(f"{type(self).__name__} did not converge. " + " ".join(diagnostics.messages))
         warn_of_points(diagnostics, run.space, type(self).__name__)
         if not _says_so_itself(self.model):
-            for found in run.reading.self_comparisons():
+            for found in run.judged.self_comparisons():
                 warn(str(found))
         run.fit = run.fit._replace(diagnostics=diagnostics)
         for message in run.keep_labels(Labels(self.coords, self.dims).updated(labels or Labels())):
@@ -326,7 +326,7 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
 
     def _summary(self, exclude_deterministic: bool) -> Summary:
         run, posterior, hyper = self._finished(), self.posterior, self.hyper
-        default = [n for n in posterior if n in hyper or not exclude_deterministic or n in run.reading.field]
+        default = [n for n in posterior if n in hyper or not exclude_deterministic or n in run.judged.field]
         shown = default if len(default) > len(hyper) else list(posterior)
         return Summary(shown, run.all_labels, hyper, notes=run.notes)
 

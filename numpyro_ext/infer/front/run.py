@@ -82,14 +82,15 @@ class FinishedRun(ABC):
         plates = {name: site.dims for name, site in self.reading.sites.items() if site.dims}
         return Labels(plates=plates).updated(self.labels)
 
+    @property
+    def labelled_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all sites, whose places may have names."""
+        shapes = {**self.reading.site_shapes, **{n: s.shape for n, s in self.reading.sites.items()}}
+        return {name: tuple(shape) for name, shape in shapes.items()}
+
     def keep_labels(self, labels: Labels) -> list[str]:
         """Take over what a person calls the places of sites, and return what is to be said of what fits none."""
-        shapes = {**self.reading.site_shapes, **{n: s.shape for n, s in self.reading.sites.items()}}
-        kept, messages = (
-            Labels(plates=self.all_labels.plates)
-            .updated(labels)
-            .fitting({name: tuple(shape) for name, shape in shapes.items()})
-        )
+        kept, messages = Labels(plates=self.all_labels.plates).updated(labels).fitting(self.labelled_shapes)
         vars(self).pop("all_labels", None)
         vars(self)["labels"] = Labels(kept.coords, kept.dims)
         return messages
@@ -162,6 +163,11 @@ class FinishedRun(ABC):
     def content(self) -> Content:
         """The outcome as plain containers."""
         return fit_to_content(self.fit, self.reading)
+
+    @property
+    def judged(self) -> ModelReading:
+        """The reading by which the end of the run is judged."""
+        return self.reading
 
     # Draws
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
+from warnings import catch_warnings, simplefilter
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,10 +14,14 @@ from jax import Array
 
 from ...compilation.quick_jit import quick_jit
 from ...compilation.store import shared
-from ...structure import LatentGaussianReading
+from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian import LatentGaussian
+from ...structure.latent_gaussian.part_data import PartsDiffer
 from ...structure.latent_gaussian.read import SMALL_BLOCKS
+from ...structure.model.running.execution import ModelCall
+from ...structure.model.running.parts import num_numbers, split_members
 from ..front.options import check_at_least
+from ..front.run import FinishedRun
 from ..front.running.progress import warn
 from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
@@ -26,6 +31,8 @@ from .algorithms.nodes.quadrature import Quadrature
 from .algorithms.nodes.shared_columns import SharedColumns
 from .engine import Engine, GaussianOptions
 from .fitting.many import NOTHING_BEGUN, Begun
+from .quadrature_parts import Members, scored_fit
+from .quadrature_parts_run import MembersRun
 from .quadrature_run import IntegratedQuadratureRun, QuadratureRun
 from .run import GaussianRun
 
@@ -96,6 +103,91 @@ class AdaptiveQuadrature(Engine):
         self._may_share = True
         self._chosen_nodes: int | None = None
         self._looked_at: tuple[LatentGaussianReading, SharedColumns | None] | None = None
+
+    def _start(
+        self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object], init_state: EngineState | None
+    ) -> FinishedRun:
+        members = self._members(rng_key, args, kwargs)
+        if members is not None:
+            try:
+                return self._run_of_members(members, rng_key, args, kwargs, init_state)
+            except PartsDiffer:
+                pass
+        return super()._start(rng_key, args, kwargs, init_state)
+
+    def _fitted_field(self, run: GaussianRun, args: tuple[object, ...], kwargs: dict[str, object]) -> list[str]:
+        # not even a search for the field reads all members of a large model
+        return list(run.judged.field) if self._may_be_large(args, kwargs) else super()._fitted_field(run, args, kwargs)
+
+    def _may_be_large(self, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
+        """True if arguments hold so many numbers that members may be taken a part at a time."""
+        return num_numbers((self.model, args, kwargs)) >= 2 * self._costs.most_cells_at_once
+
+    def _members(self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]) -> Members | None:
+        """The members of a large model in parts that share their columns; nothing where there are none."""
+        if not (self._may_share and self._may_be_large(args, kwargs)):
+            return None
+        parts = split_members(ModelCall(self.model, args, kwargs, rng_key), self._costs.most_cells_at_once)
+        if parts is None:
+            return None
+        try:
+            with catch_warnings():  # the model has said of all members what there is to say
+                simplefilter("ignore")
+                reading = self._of_model(parts.example.model)._read(rng_key, parts.example.args, parts.example.kwargs)
+        except ModelStructureError:
+            return None
+        of_members = [*reading.field, *reading.affine_sites]
+        is_split = all(map(parts.has_members, of_members)) and not any(map(parts.has_members, reading.hyper))
+        if not (is_split and reading.holds_no_values) or self._integrates(self._space(reading)):
+            return None
+        found = self._shared_columns(reading, _probes(reading))
+        if found is None:
+            return None
+        found = replace(found, has_gaps=found.has_gaps or parts.has_gaps)
+        return Members(parts, reading, found, self._start_values)
+
+    def _run_of_members(
+        self,
+        members: Members,
+        rng_key: Array,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+        init_state: EngineState | None,
+    ) -> MembersRun:
+        """Fit by the outcomes of all members, or score these where there is nothing to learn.
+
+        :raises PartsDiffer: where members of other parts differ from the first in more than outcomes.
+        """
+        reading, scores = members.reading, None
+        space = self._space(reading)
+        if space.size:
+            reading = reading.with_kinds(members.blocks(_probe_values(reading)[0]))
+            run = self._of_model(members.parts.example.model)._fit(reading, rng_key, init_state)
+            if not isinstance(run.algorithm, SharedColumns):
+                raise PartsDiffer
+            members, fit = replace(members, algorithm=replace(run.algorithm, num_kinds=None)), run.fit
+        else:
+            hyper = space.unpack(jnp.zeros((0,)))
+            scores = members.scores(hyper)
+            if not scores.error <= _NEGLIGIBLE:
+                raise PartsDiffer
+            fit = scored_fit(scores, hyper)
+
+        def whole() -> GaussianRun:
+            other = copy.copy(self)
+            other.hyper_values = dict(fit.hyper)
+            return other._fit(other._read(rng_key, args, kwargs), rng_key, None)
+
+        return MembersRun(members, space, fit, rng_key, self.num_samples, whole, scores)
+
+    def _of_model(self, model: Callable[..., object]) -> Self:
+        """This engine on another model."""
+        other = copy.copy(self)
+        other.model = model
+        return other
+
+    def _space(self, reading: LatentGaussianReading) -> UnconstrainedSpace:
+        return UnconstrainedSpace(reading.hyper, self.hyper_values)
 
     def algorithm(self, reading: LatentGaussianReading) -> Algorithm:
         if self._looked_at is not None and self._looked_at[0] is reading:
@@ -173,8 +265,8 @@ class AdaptiveQuadrature(Engine):
 
 
 def _of_kinds(found: SharedColumns | None, reading: LatentGaussianReading) -> SharedColumns | None:
-    """The algorithm, which knows how many kinds of blocks there are."""
-    return found if found is None or reading.kinds is None else replace(found, num_kinds=len(reading.kinds.first))
+    """The algorithm, which knows how many blocks it sees."""
+    return found if found is None or reading.kinds is None else replace(found, num_kinds=reading.kinds.size)
 
 
 def quadrature_error(
@@ -207,8 +299,12 @@ def _change(algorithm: Any, is_small: bool) -> Callable[..., tuple[Array, Array]
 
 def _probes(reading: LatentGaussianReading) -> list[LatentGaussian]:
     """The form at hyperparameters that no model knows of, at which what is equal is so by the program."""
+    return [reading.compiled_form(values) for values in _probe_values(reading)]
+
+
+def _probe_values(reading: LatentGaussianReading) -> list[dict[str, Array]]:
     space = UnconstrainedSpace(reading.hyper, {})
     start = space.initial()
     noise = np.random.default_rng(0).normal(0.0, _SPREAD, (_NUM_PROBES, space.size))
-    points = [np.asarray(start) + shift.astype(start.dtype) for shift in noise]  # NumPy compiles nothing
-    return [reading.compiled_form(space.unpack(point)) for point in points]
+    # NumPy compiles nothing
+    return [space.unpack(np.asarray(start) + shift.astype(start.dtype)) for shift in noise]

@@ -239,7 +239,7 @@ class Engine(GaussianAnswers):
 
     def _keep(self, run: FinishedRun, labels: Labels | None = None) -> None:
         self._last_state = run.fit.last_state
-        check_skipped(run.fit, run.reading, type(self).__name__)
+        check_skipped(run.fit, run.judged, type(self).__name__)
         super()._keep(run, labels)
 
     def _make_run(

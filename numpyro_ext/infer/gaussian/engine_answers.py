@@ -86,6 +86,10 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         found = read()
         return found if set(run.reading.field) <= set(found.field) else read(field=list(run.reading.field))
 
+    def _fitted_field(self, run: GaussianRun, args: tuple[object, ...], kwargs: dict[str, object]) -> list[str]:
+        """Names of the field of the model on other arguments."""
+        return list(self._read_as_fitted(run, args, kwargs).field)
+
     def fold_in(self, rng_key: Array, *args: Any, **kwargs: Any) -> Self:
         """Posteriors of new groups (people, sites, series) from their own observations, at the hyperparameters found.
 
@@ -122,8 +126,8 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         if not isinstance(run, GaussianRun):
             raise ValueError("fold_in needs groups that are independent; coefficients of a transform are none.")
         options = self._options_given() | {
-            "field": list(self._read_as_fitted(run, args, kwargs).field),
-            "hyper_values": shared_hyper(run.reading, {name: found.value for name, found in run.hyper.items()}),
+            "field": self._fitted_field(run, args, kwargs),
+            "hyper_values": shared_hyper(run.judged, {name: found.value for name, found in run.hyper.items()}),
         }
         new = type(self)(self.model, **options)
         new.run(rng_key, *args, **kwargs)

@@ -24,7 +24,7 @@ from .algorithms.nodes.node_posterior import NodePosterior
 from .integrated_run import IntegratedRun
 from .run import GaussianRun, Point
 
-__all__ = ["IntegratedQuadratureRun", "NodeSite", "QuadratureRun"]
+__all__ = ["IntegratedQuadratureRun", "NodeSite", "QuadratureRun", "node_quantiles"]
 
 _NUM_DRAWS = 4000
 """Draws from which quantiles of sums of several unknowns are estimated."""
@@ -159,10 +159,10 @@ class QuadratureRun(_NodeAnswers):
         """Quantiles of a site, shape ``(len(q), size)``; ``None`` if they are no function of one unknown each."""
         if self.reading.abstract_form.blocks.columns.shape[1] > 1:
             return None
-        return shared(_quantiles, self.reading, self.algorithm, name)(*self.inputs, jnp.asarray(q))
+        return shared(node_quantiles, self.reading, self.algorithm, name)(*self.inputs, jnp.asarray(q))
 
 
-def _quantiles(reading: LatentGaussianReading, algorithm: Algorithm, name: str) -> Callable[..., Array | None]:
+def node_quantiles(reading: LatentGaussianReading, algorithm: Algorithm, name: str) -> Callable[..., Array | None]:
     """Quantiles of a site whose elements are functions of one unknown each; none of other sites."""
 
     def compute(data: Sequence[object], hyper: dict[str, Array], state: object, q: Array) -> Array | None:

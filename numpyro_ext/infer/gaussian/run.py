@@ -74,6 +74,11 @@ class GaussianRun(FinishedRun):
         """True if the log evidence cannot exceed the exact one."""
         return self.algorithm.is_lower_bound
 
+    @property
+    def judged(self) -> LatentGaussianReading:
+        """The reading by which the end of the run is judged."""
+        return self.reading
+
     def describe(self) -> str:
         """Describe the reading of the model, and its treatment by the algorithm."""
         return "\n".join([super().describe(), *self.algorithm.notes])

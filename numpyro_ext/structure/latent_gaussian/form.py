@@ -14,7 +14,7 @@ from ...linalg.gaussian.spaces.touched_space import Touched
 from ...linalg.gaussian.sparse_layout import SparseLayout
 from ...potentials.base import Potential
 
-__all__ = ["AffineMap", "BlockKinds", "Blocks", "LatentGaussian"]
+__all__ = ["AffineMap", "BlockKinds", "Blocks", "LatentGaussian", "MoreBlocks"]
 
 
 class AffineMap(NamedTuple):
@@ -44,6 +44,26 @@ class BlockKinds(NamedTuple):
     """Number of blocks of each kind, zero of padding, real numbers of shape ``(U,)``."""
     of_blocks: Array
     """Kind of each block, shape ``(num_blocks,)``."""
+
+    @property
+    def size(self) -> int:
+        """Number of kinds, with padding."""
+        return int(self.first.shape[0])
+
+
+class MoreBlocks(NamedTuple):
+    """Outcomes of blocks that are like those of the form in all else, as of people beyond the first: where a form has
+    them, evidence is that of these blocks, and the form's own are among them."""
+
+    labels: tuple[Array, ...]
+    """Outcomes of the factors of each family, shape ``(num_blocks, columns)`` each."""
+    observed: tuple[Array, ...] | None
+    """Masks of these, if there are gaps."""
+
+    @property
+    def size(self) -> int:
+        """Number of blocks."""
+        return int(self.labels[0].shape[0])
 
 
 class LatentGaussian(NamedTuple):
@@ -75,8 +95,9 @@ class LatentGaussian(NamedTuple):
     """Quantities that rows touch of blocks, where these are much fewer than the unknowns."""
     layout: SparseLayout | None = None
     """Places of all entries in a sparse posterior precision, where a prior is sparse."""
-    kinds: BlockKinds | None = None
-    """Blocks that are alike, where an engine has looked for them; see :meth:`LatentGaussianReading.with_kinds`."""
+    kinds: BlockKinds | MoreBlocks | None = None
+    """Blocks that are alike, where an engine has looked for them, or further ones that are like these; see
+    :meth:`LatentGaussianReading.with_kinds`."""
 
     @property
     def num_rows(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from ...linalg.gaussian.sparse_layout import SparseLayout
 from ..program.rows.affine_rows import RowIndices
 from .border import BorderIndices
-from .form import BlockKinds
+from .form import BlockKinds, MoreBlocks
 from .touched import TouchedIndices
 
 __all__ = ["LookedUp"]
@@ -24,4 +24,4 @@ class LookedUp(NamedTuple):
     border: BorderIndices | None
     touched: TouchedIndices | None
     layout: SparseLayout | None
-    kinds: BlockKinds | None = None
+    kinds: BlockKinds | MoreBlocks | None = None

@@ -35,7 +35,7 @@ from ..program.rows.state_rows import NoStateSpace, StateRows, find_time_blocks
 from .blocks import find_blocks
 from .border import find_border
 from .costs import COSTS, LayoutCosts
-from .form import AffineMap, BlockKinds, Blocks, LatentGaussian
+from .form import AffineMap, BlockKinds, Blocks, LatentGaussian, MoreBlocks
 from .looked_up import LookedUp
 from .not_finite import explain_not_finite, explain_rounding
 from .prior_columns import PriorColumns
@@ -140,13 +140,16 @@ class LatentGaussianReading(ModelReading):
 
     @property
     def serves_other_data(self) -> bool:
-        """True if it may be read again by :meth:`with_looked_up`: if it is small, and nothing of the data is in its
-        functions but what the program has looked up."""
+        """True if it may be kept and read again by :meth:`with_looked_up`."""
+        return self.holds_no_values and holds_little(self.looked_up, _MOST_KEPT)
+
+    @property
+    def holds_no_values(self) -> bool:
+        """True if nothing of the data is in its functions but what the program has looked up."""
         rows = [self._rows, *self._maps.values()]
         is_plain = all(isinstance(r, AffineRows) for r in rows) and not (self.large_sites or self._program.recurrences)
         # What factors of no family look up is in their functions, and bounds are computed of the data.
-        is_plain &= all(plan.is_recognised for plan in self.plans) and not (self._trace.bounds or self.changing)
-        return is_plain and holds_little(self.looked_up, _MOST_KEPT)
+        return is_plain and all(plan.is_recognised for plan in self.plans) and not (self._trace.bounds or self.changing)
 
     @property
     def looked_up(self) -> LookedUp:
@@ -269,14 +272,15 @@ class LatentGaussianReading(ModelReading):
         return form._replace(kinds=self.kinds)
 
     @property
-    def kinds(self) -> BlockKinds | None:
-        """Blocks that are known to be alike, in the data of this reading."""
+    def kinds(self) -> BlockKinds | MoreBlocks | None:
+        """Blocks that are known to be alike, in the data of this reading, or beyond it."""
         return self._indices(None).kinds
 
-    def with_kinds(self, kinds: BlockKinds | None) -> Self:
+    def with_kinds(self, kinds: BlockKinds | MoreBlocks | None) -> Self:
         """The same reading, whose forms say which blocks are alike.
 
-        :param BlockKinds kinds: which the caller has found in the data of this reading; ``None`` to say nothing.
+        :param kinds: which the caller has found in the data of this reading, or in those of others; ``None`` to say
+            nothing.
         """
         if kinds is self.kinds:
             return self

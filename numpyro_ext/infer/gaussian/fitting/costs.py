@@ -34,6 +34,9 @@ class FitCosts(NamedTuple):
     """Rows up to which such a program is cut in two, each of which makes the form, and the second is not optimised."""
     most_kinds: float = 0.5
     """Share of independent blocks up to which it pays to look for equal ones and to count them once."""
+    most_cells_at_once: int = 320_000
+    """Observations of members that are read at once, where parts of these are alike and quadrature looks at them in
+    turn: from two parts on."""
     most_lanes: int = 32
     """Data sets that are fitted at once."""
     least_often: int = 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -213,6 +214,17 @@ class Recording:
             if _has_hash(key):
                 # Keys that there were before, if they are equal: no part of them is looked at again.
                 self.key, self._written = shared(_first, key), shared(_first, Fingerprint((program.as_written, own)))
+
+    @property
+    def program(self) -> Program:
+        """The operations, without :attr:`data`."""
+        return self._program
+
+    def num_observations(self, name: str) -> int:
+        """Numbers that an observed site has."""
+        value = self.sites[name].value
+        leaves = zip(value.leaves, value.is_number, strict=True)
+        return sum(math.prod(self._program.shape(leaf)) for leaf, is_number in leaves if not is_number)
 
     def at_central_values(self, given: Mapping[str, object]) -> dict[str, dict[str, Any]]:
         """The sites with their arrays at the values that are given, and at central ones of others.

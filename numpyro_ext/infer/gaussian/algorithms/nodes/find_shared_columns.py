@@ -127,7 +127,7 @@ def kinds_hold(form: LatentGaussian, algorithm: SharedColumns) -> bool:
     :param LatentGaussian form: at these, with its kinds, if it has any.
     :param SharedColumns algorithm: as for :func:`find_kinds`.
     """
-    if form.kinds is None:
+    if not isinstance(form.kinds, BlockKinds):
         return True
     priors = _priors(form, algorithm)
     return _alike(priors[np.asarray(form.kinds.first)][np.asarray(form.kinds.of_blocks)], priors)

@@ -27,7 +27,7 @@ from jax import Array, lax
 
 from .....linalg.cholesky import cholesky
 from .....linalg.gaussian.prior import CovariancePrior, DiagonalPrior
-from .....structure.latent_gaussian import LatentGaussian
+from .....structure.latent_gaussian import BlockKinds, LatentGaussian, MoreBlocks
 from ..algorithm import Algorithm
 from ..fit_info import FitInfo
 from .block_nodes import BlockNodes
@@ -80,7 +80,7 @@ class SharedColumns(Algorithm):
     :param bool has_gaps: whether observations are masked.
     :param bool has_shift: whether the locations of the unknowns differ between blocks.
     :param bool has_prior_parameters: whether priors of the unknowns depend on hyperparameters.
-    :param int num_kinds: size of the arrays of ``form.kinds``, where blocks that are alike are counted once.
+    :param int num_kinds: blocks of ``form.kinds``, where equal ones are counted once, or more are like them.
     :param int largest_chunk: numbers of blocks at nodes that are held at a time.
     """
 
@@ -161,6 +161,7 @@ class SharedColumns(Algorithm):
         return found[:, 0], found[:, 1]
 
     def posterior(self, form: LatentGaussian, state: Grid) -> NodePosterior:
+        form = form if isinstance(form.kinds, BlockKinds) else form._replace(kinds=None)
         blocks, nodes = self.blocks(form), state.nodes(self.num_nodes)
         terms = _of_blocks(form, joint_log_density(self.tables(form, nodes), blocks, nodes))
         shift = _of_blocks(form, blocks.shift.reshape(len(blocks.shift), -1))
@@ -219,7 +220,7 @@ class SharedColumns(Algorithm):
     def complete_derivatives(
         self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: Grid, held: Expected
     ) -> tuple[Array, Slopes]:
-        kinds = form_fn(values).kinds
+        kinds = _kinds(form_fn(values))
         return complete_derivatives(
             lambda x: self.columns(form_fn(x)),
             values,
@@ -240,9 +241,11 @@ class SharedColumns(Algorithm):
 
     def blocks(self, form: LatentGaussian) -> Blocks:
         """Outcomes and priors of all blocks, or of one of each kind."""
-        observed = self._observed(form) if self.has_gaps else None
-        number = None if form.kinds is None else form.kinds.number
-        return Blocks(self._labels(form), observed, *self._priors(form), number)
+        if isinstance(form.kinds, MoreBlocks):
+            shift, variance = (jnp.broadcast_to(p[:1], (form.kinds.size, *p.shape[1:])) for p in self._priors(form))
+            return Blocks(*form.kinds, shift, variance)
+        observed, kinds = self._observed(form) if self.has_gaps else None, _kinds(form)
+        return Blocks(self._labels(form), observed, *self._priors(form), None if kinds is None else kinds.number)
 
     def _labels(self, form: LatentGaussian) -> tuple[Array, ...]:
         """Outcomes of each family, shape ``(B, G)`` each."""
@@ -293,19 +296,27 @@ class SharedColumns(Algorithm):
         return away / jnp.where(square > 0.0, square, 1.0), variance
 
 
+def _kinds(form: LatentGaussian) -> BlockKinds | None:
+    """Kinds of the blocks of the form, where equal ones are counted once."""
+    return form.kinds if isinstance(form.kinds, BlockKinds) else None
+
+
 def _one_of_each_kind(form: LatentGaussian, of_blocks: Array) -> Array:
     """The parts of an array, with blocks as its first axis, that belong to one block of each kind."""
-    return of_blocks if form.kinds is None else of_blocks[form.kinds.first]
+    kinds = _kinds(form)
+    return of_blocks if kinds is None else of_blocks[kinds.first]
 
 
 def _of_blocks(form: LatentGaussian, of_kinds: Array) -> Array:
     """The inverse of :func:`_one_of_each_kind`."""
-    return of_kinds if form.kinds is None else of_kinds[form.kinds.of_blocks]
+    kinds = _kinds(form)
+    return of_kinds if kinds is None else of_kinds[kinds.of_blocks]
 
 
 def _total(form: LatentGaussian, of_kinds: Array) -> Array:
     """Sum over all blocks of what one of each kind has."""
-    return jnp.sum(of_kinds if form.kinds is None else form.kinds.number * of_kinds)
+    kinds = _kinds(form)
+    return jnp.sum(of_kinds if kinds is None else kinds.number * of_kinds)
 
 
 def variance_of(block: Any) -> Array:

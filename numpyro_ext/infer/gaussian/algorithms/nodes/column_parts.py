@@ -1,0 +1,122 @@
+"""Blocks that share their columns, a part of all of them at a time: their outcomes, and their posteriors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .....linalg.gaussian.prior import CovariancePrior
+from .....structure import LatentGaussianReading
+from .....structure.latent_gaussian import LatentGaussian, MoreBlocks
+from .shared_columns import SharedColumns, has_rows, parameters_of, slopes_of, starts_of_families, variance_of
+
+__all__ = ["PartColumns", "PartScores", "columns_of_parts", "scores_of_parts"]
+
+_ENOUGH = 1e-9
+"""Change of the log evidence of a block, with half the nodes, at which a finer rule has nothing to tell."""
+
+
+class PartColumns(NamedTuple):
+    """What blocks of a part have in common, and their outcomes."""
+
+    common: Array
+    """Slopes, offsets and other parameters of the columns of the first block, and the variance of its unknowns."""
+    spread: Array
+    """Largest relative difference of columns between the blocks."""
+    spread_of_priors: Array
+    """The same of locations and variances of their unknowns."""
+    has_gaps: Array
+    """True if observations are masked."""
+    log_constant: Array
+    """Terms of the log density that do not depend on the unknowns."""
+    blocks: MoreBlocks
+
+
+class PartScores(NamedTuple):
+    """Posteriors of the blocks of a part at given hyperparameters."""
+
+    log_evidence: Array
+    """Of each block, shape ``(B,)``."""
+    error: Array
+    """What the sum over nodes of each may be off by, shape ``(B,)``."""
+    moments: dict[str, tuple[Array, Array]]
+    """Means and variances of affine sites, flat."""
+    columns: PartColumns
+
+
+def _columns(algorithm: SharedColumns, form: LatentGaussian) -> PartColumns:
+    rows, columns = form.blocks
+    starts = starts_of_families(form)
+    slopes, offsets = slopes_of(form.design, rows, columns, jnp), form.offset[rows]
+    blocks = algorithm.blocks(form)
+    if algorithm.has_shift:
+        offsets = offsets - blocks.shift[:, None] * slopes[:1, :, 0]
+    parts = [slopes, offsets]
+    for number, (potential, family) in enumerate(zip(form.potentials, algorithm.families, strict=True)):
+        own = rows[:, family.first : family.first + family.number] - starts[number]
+        parts += [value[own] for value in parameters_of(potential).values() if has_rows(potential, value)]
+    variances = _variances(form)
+    common = jnp.concatenate([part[0].ravel() for part in (*parts, variances)])
+    spread = jnp.stack([_spread(part) for part in parts]).max()
+    of_priors = jnp.maximum(_spread(variances), _spread(blocks.shift))
+    if columns.shape[1] > 1:
+        spread = jnp.maximum(spread, of_priors)  # which have one prior
+    observed = [form.observed[k] for k in range(len(algorithm.families))]
+    has_gaps = ~jnp.all(jnp.stack([jnp.all(mask) for mask in observed]))
+    labels = tuple(label.astype(jnp.int8) for label in blocks.labels)
+    return PartColumns(common, spread, of_priors, has_gaps, form.log_constant, MoreBlocks(labels, blocks.observed))
+
+
+def _variances(form: LatentGaussian) -> Array:
+    """Prior variances of the unknowns of each block, shape ``(B, D)``, or covariances, one or more of them."""
+    if isinstance(form.prior[0], CovariancePrior):
+        return form.prior[0].covariance.reshape(len(form.prior[0].covariance), -1)
+    return jnp.concatenate([variance_of(block) for block in form.prior])[form.blocks.columns]
+
+
+def _spread(values: Array) -> Array:
+    first = values[0]
+    scale = 1.0 + jnp.max(jnp.where(jnp.isfinite(first), jnp.abs(first), 0.0), initial=0.0)
+    # thresholds may be infinite, and anything else that is not finite is no less than a difference
+    away = jnp.where(values == first, 0.0, jnp.abs(values - first) / scale)
+    return jnp.max(jnp.where(jnp.isnan(away), jnp.inf, away), initial=0.0)
+
+
+def columns_of_parts(
+    reading: LatentGaussianReading, algorithm: SharedColumns
+) -> Callable[[Sequence[Any], dict[str, Array]], PartColumns]:
+    """The compiled function from data of a part and hyperparameters to what its blocks have in common."""
+    return jax.jit(lambda data, hyper: _columns(algorithm, reading.form(hyper, data)))
+
+
+def scores_of_parts(
+    reading: LatentGaussianReading, algorithm: SharedColumns
+) -> Callable[[Sequence[Any], dict[str, Array]], PartScores]:
+    """The compiled function from data of a part and hyperparameters to the posteriors of its blocks."""
+
+    def compute(data: Sequence[Any], hyper: dict[str, Array]) -> PartScores:
+        form = reading.form(hyper, data)
+        grid = algorithm.init(form)
+        posterior = algorithm.posterior(form, grid)
+        log_step = grid.log_step(algorithm.num_nodes)
+        found = jax.nn.logsumexp(posterior.log_density, axis=0) + log_step
+
+        def finer() -> Array:
+            coarse, fine = algorithm.with_finer_rule(form, grid)
+            return jnp.abs(fine - coarse)
+
+        if posterior.nodes.center.shape[1] == 1:
+            half = jax.nn.logsumexp(posterior.log_density[::2], axis=0) + log_step + math.log(2.0)
+            change = jnp.abs(found - half)
+            error = lax.cond(jnp.all(change <= _ENOUGH), lambda: change, finer)
+        else:
+            error = finer()
+        moments = posterior.moments(reading.maps(hyper, data))
+        return PartScores(found, error, moments, _columns(algorithm, form))
+
+    return jax.jit(compute)

@@ -1,0 +1,154 @@
+"""Quadrature over the members of a large model, a part of them at a time.
+
+The model is read on some of its members. Where the others differ from them in outcomes alone, the table of
+their columns serves all, and what is kept of a member are its outcomes, a byte each, and its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ...compilation.store import shared
+from ...structure import LatentGaussianReading
+from ...structure.latent_gaussian import MoreBlocks
+from ...structure.latent_gaussian.part_data import PartsDiffer, data_of_parts
+from ...structure.model.running.parts import MemberParts
+from ..front.results import Diagnostics
+from ..front.state import EngineState, Fit
+from .algorithms.nodes.column_parts import PartColumns, PartScores, columns_of_parts, scores_of_parts
+from .algorithms.nodes.shared_columns import SharedColumns
+
+__all__ = ["Members", "Scores", "scored_fit"]
+
+_ALIKE = 1e-9
+"""Relative difference of numbers that are the same but for rounding."""
+
+
+class Scores(NamedTuple):
+    """Posteriors of all members at given hyperparameters."""
+
+    log_evidence: float
+    error: float
+    """What the sum over nodes may be off by."""
+    moments: dict[str, tuple[np.ndarray, np.ndarray]]
+    """Means and variances of affine sites, with the members on the first axis."""
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """The members of a model in parts, which share their columns.
+
+    :param MemberParts parts: the calls of the model on them.
+    :param LatentGaussianReading reading: of an example of these.
+    :param SharedColumns algorithm: for it.
+    :param init_values: of hyperparameters, as the reading has them.
+    """
+
+    parts: MemberParts
+    reading: LatentGaussianReading
+    algorithm: SharedColumns
+    init_values: Mapping[str, object]
+
+    def data(self) -> Iterator[tuple[int, Sequence[Any]]]:
+        """The first new member of each part, among its own, and the data of the part."""
+        news, calls = zip(*self.parts.calls(), strict=True)
+        yield from zip(news, data_of_parts(self.reading, calls, self.init_values), strict=True)
+
+    def joined(
+        self, of_part: Callable[[Sequence[Any]], Mapping[str, Any]], *, axis: int = 0, is_checked: bool = False
+    ) -> dict[str, np.ndarray]:
+        """Arrays of all members, from those of each part.
+
+        :param of_part: of the data of a part, arrays with its members on an axis.
+        :param bool is_checked: whether to see that what is found of a member is so in the company of others too.
+        :raises PartsDiffer: where it is not.
+        """
+        pieces: dict[str, list[np.ndarray]] = {}
+        whole: list[dict[str, np.ndarray]] = []
+        for new, data in self.data():
+            found = {name: np.asarray(values) for name, values in of_part(data).items()}
+            whole = [*whole[:1], found]
+            for name, values in found.items():
+                pieces.setdefault(name, []).append(values[(*(slice(None),) * axis, slice(new, None))])
+        if is_checked:
+            mixed = of_part(next(data_of_parts(self.reading, [self.parts.mixed()], self.init_values)))
+            half = self.parts.size // 2
+            for name, values in mixed.items():
+                expected = np.concatenate([whole[0][name][:half], whole[-1][name][half:]])
+                if not np.allclose(values, expected, rtol=_ALIKE, atol=_ALIKE, equal_nan=True):
+                    raise PartsDiffer
+        return {name: np.concatenate(parts, axis=axis) for name, parts in pieces.items()}
+
+    def blocks(self, hyper: dict[str, Array]) -> MoreBlocks:
+        """Outcomes of all members, where they differ in nothing else.
+
+        :param hyper: hyperparameters that no model knows of.
+        :raises PartsDiffer: where they do.
+        """
+        program = shared(columns_of_parts, self.reading, replace(self.algorithm, has_gaps=True))
+        first: list[PartColumns] = []
+
+        def of_part(data: Sequence[Any]) -> dict[str, Any]:
+            found = program(data, hyper)
+            first.extend([found] * (not first))
+            if not _are_alike(first[0], found) or not float(found.spread_of_priors) <= _ALIKE:
+                raise PartsDiffer
+            return {str(place): leaf for place, leaf in enumerate(jax.tree.leaves(found.blocks))}
+
+        found = self.joined(of_part, is_checked=True)
+        structure = jax.tree.structure(first[0].blocks)
+        leaves = [found[str(place)] for place in range(len(found))]
+        blocks: MoreBlocks = jax.tree.unflatten(structure, leaves)
+        assert blocks.observed is not None  # as gaps were asked for
+        observed = None if all(mask.all() for mask in blocks.observed) else blocks.observed
+        return jax.tree.map(jnp.asarray, MoreBlocks(blocks.labels, observed))
+
+    def scores(self, hyper: dict[str, Array]) -> Scores:
+        """Posteriors of all members.
+
+        :param hyper: all hyperparameters, constrained.
+        :raises PartsDiffer: where members of a part do not share their columns, or see those of others.
+        """
+        program = shared(scores_of_parts, self.reading, self.algorithm)
+        shapes = self.reading.site_shapes
+
+        def of_part(data: Sequence[Any]) -> dict[str, Any]:
+            found: PartScores = program(data, hyper)
+            columns = found.columns
+            if not _is_plain(columns) or (bool(columns.has_gaps) and not self.algorithm.has_gaps):
+                raise PartsDiffer
+            arrays: dict[str, Any] = {"evidence": found.log_evidence, "error": found.error}
+            for name, both in found.moments.items():
+                arrays |= {f"{k} {name}": np.asarray(x).reshape(shapes[name]) for k, x in enumerate(both)}
+            return arrays
+
+        found = self.joined(of_part, is_checked=True)
+        if not np.isfinite(found["evidence"]).all():  # which the model on all members explains
+            raise PartsDiffer
+        moments = {name: (found[f"0 {name}"], found[f"1 {name}"]) for name in self.reading.affine_sites}
+        return Scores(float(found["evidence"].sum()), float(found["error"].sum()), moments)
+
+
+def scored_fit(scores: Scores, hyper: dict[str, Array]) -> Fit:
+    """The outcome of a run in which there was nothing to learn."""
+    trace = np.array([scores.log_evidence])
+    diagnostics = Diagnostics(True, 1, trace, 0.0, 0, {}, None, (), quadrature_error=scores.error)
+    state = EngineState(jnp.zeros((0,)), None, None, 1, "")
+    return Fit(state, hyper, None, False, scores.log_evidence, diagnostics)
+
+
+def _is_plain(found: PartColumns) -> bool:
+    """True if blocks differ in outcomes and priors alone, and the density has no terms beside theirs."""
+    return float(found.spread) <= _ALIKE and float(found.log_constant) == 0.0
+
+
+def _are_alike(first: PartColumns, found: PartColumns) -> bool:
+    own, other = np.asarray(first.common), np.asarray(found.common)
+    return _is_plain(found) and np.allclose(own, other, rtol=_ALIKE, atol=_ALIKE)
