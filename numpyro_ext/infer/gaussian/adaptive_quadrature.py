@@ -26,6 +26,7 @@ from ..front.running.progress import warn
 from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
+from .algorithms.nodes.arrange_columns import rows_by_column
 from .algorithms.nodes.find_shared_columns import find_kinds, find_shared_columns, kinds_hold
 from .algorithms.nodes.quadrature import Quadrature
 from .algorithms.nodes.shared_columns import SharedColumns
@@ -141,7 +142,7 @@ class AdaptiveQuadrature(Engine):
         if not (is_split and reading.holds_no_values) or self._integrates(self._space(reading)):
             return None
         found = self._shared_columns(reading, _probes(reading))
-        if found is None:
+        if found is None or found.is_ragged:
             return None
         found = replace(found, has_gaps=found.has_gaps or parts.has_gaps)
         return Members(parts, reading, found, self._start_values)
@@ -211,6 +212,12 @@ class AdaptiveQuadrature(Engine):
             return reading
         forms = _probes(reading)
         found = self._shared_columns(reading, forms)
+        by_column = rows_by_column(forms) if found is None else None
+        if by_column is not None:  # answers one below the other
+            reading = reading.with_rows_by_column(by_column)
+            forms = _probes(reading)
+            found = self._shared_columns(reading, forms)
+            reading = reading if found is not None else reading.with_rows_by_column(None)
         reading = reading if found is None else reading.with_kinds(find_kinds(forms, found, self._costs.most_kinds))
         self._looked_at = reading, _of_kinds(found, reading)
         return reading
@@ -232,7 +239,7 @@ class AdaptiveQuadrature(Engine):
         if isinstance(algorithm, SharedColumns):
             form = reading.compiled_form(hyper)
             if find_shared_columns([form]) is None or not kinds_hold(form, algorithm):
-                return self._unshared()._fit(reading.with_kinds(None), rng_key, None)
+                return self._unshared()._fit(reading.with_rows_by_column(None), rng_key, None)
         error, rounding, num_nodes = quadrature_error(reading, algorithm, hyper, run.fit.last_state.state)
         dimension = reading.abstract_form.blocks.columns.shape[1]
         more = 3 * num_nodes // 2 if is_shared and dimension > 1 else 2 * num_nodes - 1
@@ -244,7 +251,7 @@ class AdaptiveQuadrature(Engine):
             return finer._fit(reading, rng_key, run.fit.last_state)
         if is_shared and not error <= _WORTH_A_WORD and dimension > 1:
             # sharp blocks, each of which needs nodes of its own
-            return self._unshared()._fit(reading.with_kinds(None), rng_key, None)
+            return self._unshared()._fit(reading.with_rows_by_column(None), rng_key, None)
         messages = run.fit.diagnostics.messages
         if not error <= max(_WORTH_A_WORD, rounding):
             message = (

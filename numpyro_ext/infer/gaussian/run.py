@@ -85,7 +85,7 @@ class GaussianRun(FinishedRun):
 
     def content(self) -> Content:
         """The outcome as plain containers. Blocks that are alike are looked for again."""
-        return fit_to_content(self.fit, self.reading.with_kinds(None))
+        return fit_to_content(self.fit, self.reading.with_rows_by_column(None))
 
     @property
     def full_diagnostics(self) -> Diagnostics:

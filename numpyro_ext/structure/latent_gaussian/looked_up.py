@@ -25,3 +25,5 @@ class LookedUp(NamedTuple):
     touched: TouchedIndices | None
     layout: SparseLayout | None
     kinds: BlockKinds | MoreBlocks | None = None
+    rows_by_column: np.ndarray | None = None
+    """Rows of each block in the places of their columns, ``(num_blocks, columns)``, where an engine has found these."""

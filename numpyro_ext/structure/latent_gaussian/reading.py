@@ -241,7 +241,7 @@ class LatentGaussianReading(ModelReading):
         shift = jnp.concatenate([jnp.broadcast_to(b.shift, (n,)) for n, (b, _) in zip(sizes, built, strict=True)])
         if any(b.sign != 1.0 for b, _ in built):
             design = design.scale_rows(sign)
-        touched = None
+        touched, by_column = None, indices.rows_by_column
         if self._touched is not None and indices.touched is not None:
             touched = self._touched.build(env, indices.touched, sign)
         return LatentGaussian(
@@ -251,7 +251,7 @@ class LatentGaussianReading(ModelReading):
             tuple(b.potential for b, _ in built),
             tuple(mask for _, mask in built),
             self._log_constant(env),
-            Blocks(*map(jnp.asarray, indices.blocks)),
+            Blocks(*map(jnp.asarray, indices.blocks if by_column is None else (by_column, indices.blocks[1]))),
             None if indices.border is None else Border(*jax.tree.map(jnp.asarray, indices.border)),
             touched,
             indices.layout,
@@ -286,6 +286,16 @@ class LatentGaussianReading(ModelReading):
             return self
         out = self._copy()
         out.data = (*self.data[:-1], self._indices(None)._replace(kinds=kinds))
+        return out
+
+    def with_rows_by_column(self, rows: np.ndarray | None) -> Self:
+        """The same reading, whose forms have the rows of blocks in other places, and say of no blocks that they are
+        alike.
+
+        :param rows: shape ``(num_blocks, columns)``, padded one past the end; ``None`` for those that were read.
+        """
+        out = self._copy()
+        out.data = (*self.data[:-1], self._indices(None)._replace(kinds=None, rows_by_column=rows))
         return out
 
     def maps(

@@ -39,10 +39,11 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
     :param int num_nodes: nodes that the algorithm is to have on each axis; by default 73, and 39 of two unknowns.
     """
     form = forms[0]
-    rows, columns = np.asarray(form.blocks.rows), np.asarray(form.blocks.columns)
-    starts = starts_of_families(form)
+    (rows, is_there), columns = _filled_rows(form), np.asarray(form.blocks.columns)
+    starts, is_ragged = starts_of_families(form), not is_there.all()
     dimension = columns.shape[1]
-    is_regular = dimension <= len(_NODES) and form.border is None and len(rows) > 1 and rows.max(initial=0) < starts[-1]
+    is_regular = dimension <= (1 if is_ragged else len(_NODES)) and form.border is None and len(rows) > 1
+    is_regular &= bool(rows.max(initial=0) < starts[-1])  # no column is without any rows
     is_regular &= bool(columns.max(initial=0) < form.num_columns)  # no block has fewer unknowns than others
     if not is_regular or not (_is_diagonal(form) or _is_of_pairs(form)):
         return None
@@ -67,7 +68,7 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
             return None
         if _alike(offsets, offsets[0]):
             shift = np.zeros_like(shift)
-        elif dimension > 1 or not _alike(offsets - shift[:, None] * slopes[0, :, 0], offsets[0]):
+        elif dimension > 1 or is_ragged or not _alike(offsets - shift[:, None] * slopes[0, :, 0], offsets[0]):
             return None
         else:
             has_shift = True
@@ -82,11 +83,12 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
         if dimension > 1 and not _alike(variance, variance[0]):
             return None
         priors.append(np.concatenate([shift[:, None], variance], axis=1))
-    has_gaps = not all(np.asarray(mask).all() for mask in form.observed)
+    has_gaps = is_ragged or not all(np.asarray(mask).all() for mask in form.observed)
     # nodes of two unknowns are those of standard normal coordinates
     is_fixed = dimension > 1 or all(_alike(other, priors[0]) for other in priors[1:])
     nodes = num_nodes or _NODES[dimension - 1]
-    return SharedColumns(nodes, tuple(families), has_gaps, has_shift, has_prior_parameters=not is_fixed)
+    options = {"has_prior_parameters": not is_fixed, "is_ragged": is_ragged}
+    return SharedColumns(nodes, tuple(families), has_gaps, has_shift, **options)
 
 
 def find_kinds(forms: list[LatentGaussian], algorithm: SharedColumns, most: float) -> BlockKinds | None:
@@ -97,14 +99,15 @@ def find_kinds(forms: list[LatentGaussian], algorithm: SharedColumns, most: floa
     :param float most: share of the blocks up to which it pays to count equal ones once.
     """
     form, starts, parts = forms[0], starts_of_families(forms[0]), []
-    rows = np.asarray(form.blocks.rows)
+    rows, is_there = _filled_rows(form)
     for place, (potential, family) in enumerate(zip(form.potentials, algorithm.families, strict=True)):
-        own = rows[:, family.first : family.first + family.number] - starts[place]
+        part = slice(family.first, family.first + family.number)
+        own = rows[:, part] - starts[place]
         observed = np.asarray(form.observed[place])
         outcomes = potential.outcomes()
         assert outcomes is not None  # as the families were found by
         values = np.broadcast_to(np.asarray(getattr(potential, outcomes.field)), observed.shape)
-        parts.append(np.where(observed, values, -1)[own].astype(np.int64))
+        parts.append(np.where(is_there[:, part], np.where(observed, values, -1)[own], -1).astype(np.int64))
     for one in forms:
         priors = _priors(one, algorithm)
         # what is equal is so but for the last digits, and zero has one sign
@@ -140,10 +143,17 @@ def _priors(form: LatentGaussian, algorithm: SharedColumns) -> np.ndarray:
     return np.concatenate([shift[:, None], variances], axis=1).astype(float)
 
 
+def _filled_rows(form: LatentGaussian) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of each block, those of another one in the place of padding, and where there is none; both ``(B, P)``."""
+    rows = np.asarray(form.blocks.rows)
+    is_there = rows < form.num_rows
+    return np.where(is_there, rows, rows.min(axis=0)), is_there
+
+
 def _lines(form: LatentGaussian) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Slopes ``(B, P, D)`` and offsets ``(B, P)`` of predictors, and the location of the first unknown of each block
     that makes these those of the first block, shape ``(B,)``."""
-    rows = np.asarray(form.blocks.rows)
+    rows = _filled_rows(form)[0]
     slopes, offsets = slopes_of(form.design, rows, np.asarray(form.blocks.columns), np), np.asarray(form.offset)[rows]
     slope = slopes[0, :, 0]
     return slopes, offsets, (offsets - offsets[0]) @ slope / (float(np.sum(slope**2)) or 1.0)

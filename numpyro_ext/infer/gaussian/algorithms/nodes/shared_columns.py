@@ -82,6 +82,7 @@ class SharedColumns(Algorithm):
     :param bool has_prior_parameters: whether priors of the unknowns depend on hyperparameters.
     :param int num_kinds: blocks of ``form.kinds``, where equal ones are counted once, or more are like them.
     :param int largest_chunk: numbers of blocks at nodes that are held at a time.
+    :param bool is_ragged: whether blocks have no rows in some columns.
     """
 
     num_nodes: int
@@ -91,6 +92,7 @@ class SharedColumns(Algorithm):
     has_prior_parameters: bool
     num_kinds: int | None = None
     largest_chunk: int = LARGEST_CHUNK
+    is_ragged: bool = False
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -184,7 +186,7 @@ class SharedColumns(Algorithm):
 
     def columns(self, form: LatentGaussian) -> Columns:
         """Lines and other parameters of the columns, those of the first block, and priors of the blocks."""
-        rows = form.blocks.rows[0]
+        rows = self._first_rows(form)
         slope, offset = self._slopes(form), form.offset[rows]
         parts = [slice(family.first, family.first + family.number) for family in self.families]
         parameters = []
@@ -260,9 +262,17 @@ class SharedColumns(Algorithm):
         return tuple(found)
 
     def _observed(self, form: LatentGaussian) -> tuple[Array, ...]:
-        return tuple(
-            form.observed[number][self._rows(form, number, family)] for number, family in enumerate(self.families)
-        )
+        found = []
+        for number, family in enumerate(self.families):
+            rows = self._rows(form, number, family)
+            observed = form.observed[number]
+            # padding is past the end of all families
+            found.append(observed[rows] & (rows < form.num_rows - starts_of_families(form)[number]))
+        return tuple(found)
+
+    def _first_rows(self, form: LatentGaussian) -> Array:
+        """A row of each column, those of the first block where it has all, shape ``(P,)``."""
+        return jnp.min(form.blocks.rows, axis=0) if self.is_ragged else form.blocks.rows[0]
 
     def _rows(self, form: LatentGaussian, number: int, family: ColumnsOfFamily) -> Array:
         part = slice(family.first, family.first + family.number)
@@ -270,7 +280,9 @@ class SharedColumns(Algorithm):
 
     def _slopes(self, form: LatentGaussian) -> Array:
         """Derivatives of the predictors of the first block by the coordinates of the nodes, shape ``(P, D)``."""
-        found: Array = slopes_of(form.design, form.blocks.rows[:1], form.blocks.columns[:1], jnp)[0] @ self._scale(form)
+        found: Array = slopes_of(form.design, self._first_rows(form)[None], form.blocks.columns[:1], jnp)[
+            0
+        ] @ self._scale(form)
         return found
 
     def _scale(self, form: LatentGaussian) -> Array:
