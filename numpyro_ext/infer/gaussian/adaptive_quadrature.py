@@ -170,7 +170,7 @@ class AdaptiveQuadrature(Engine):
         else:
             hyper = space.unpack(jnp.zeros((0,)))
             scores = members.scores(hyper)
-            if not scores.error <= _NEGLIGIBLE:
+            if not scores.error <= max(_NEGLIGIBLE, scores.rounding):
                 raise PartsDiffer
             fit = scored_fit(scores, hyper)
 

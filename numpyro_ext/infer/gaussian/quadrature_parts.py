@@ -27,8 +27,8 @@ from .algorithms.nodes.shared_columns import SharedColumns
 
 __all__ = ["Members", "Scores", "scored_fit"]
 
-_ALIKE = 1e-9
-"""Relative difference of numbers that are the same but for rounding."""
+_ALIKE, _ROUNDINGS = 1e-9, 100.0
+"""Relative difference of numbers that are the same but for rounding, and units in the last place of these."""
 
 
 class Scores(NamedTuple):
@@ -37,6 +37,8 @@ class Scores(NamedTuple):
     log_evidence: float
     error: float
     """What the sum over nodes may be off by."""
+    rounding: float
+    """Of the log evidence, which no finer rule mends."""
     moments: dict[str, tuple[np.ndarray, np.ndarray]]
     """Means and variances of affine sites, with the members on the first axis."""
 
@@ -82,7 +84,7 @@ class Members:
             half = self.parts.size // 2
             for name, values in mixed.items():
                 expected = np.concatenate([whole[0][name][:half], whole[-1][name][half:]])
-                if not np.allclose(values, expected, rtol=_ALIKE, atol=_ALIKE, equal_nan=True):
+                if not np.allclose(values, expected, rtol=_alike(), atol=_alike(), equal_nan=True):
                     raise PartsDiffer
         return {name: np.concatenate(parts, axis=axis) for name, parts in pieces.items()}
 
@@ -98,7 +100,7 @@ class Members:
         def of_part(data: Sequence[Any]) -> dict[str, Any]:
             found = program(data, hyper)
             first.extend([found] * (not first))
-            if not _are_alike(first[0], found) or not float(found.spread_of_priors) <= _ALIKE:
+            if not _are_alike(first[0], found) or not float(found.spread_of_priors) <= _alike():
                 raise PartsDiffer
             return {str(place): leaf for place, leaf in enumerate(jax.tree.leaves(found.blocks))}
 
@@ -133,7 +135,9 @@ class Members:
         if not np.isfinite(found["evidence"]).all():  # which the model on all members explains
             raise PartsDiffer
         moments = {name: (found[f"0 {name}"], found[f"1 {name}"]) for name in self.reading.affine_sites}
-        return Scores(float(found["evidence"].sum()), float(found["error"].sum()), moments)
+        evidence = found["evidence"]
+        rounding = 4.0 * float(np.finfo(evidence.dtype).eps) * float(np.sum(1.0 + np.abs(evidence)))
+        return Scores(float(evidence.sum()), float(found["error"].sum()), rounding, moments)
 
 
 def scored_fit(scores: Scores, hyper: dict[str, Array]) -> Fit:
@@ -144,11 +148,15 @@ def scored_fit(scores: Scores, hyper: dict[str, Array]) -> Fit:
     return Fit(state, hyper, None, False, scores.log_evidence, diagnostics)
 
 
+def _alike() -> float:
+    return max(_ALIKE, _ROUNDINGS * float(jnp.finfo(jnp.result_type(float)).eps))
+
+
 def _is_plain(found: PartColumns) -> bool:
     """True if blocks differ in outcomes and priors alone, and the density has no terms beside theirs."""
-    return float(found.spread) <= _ALIKE and float(found.log_constant) == 0.0
+    return float(found.spread) <= _alike() and float(found.log_constant) == 0.0
 
 
 def _are_alike(first: PartColumns, found: PartColumns) -> bool:
     own, other = np.asarray(first.common), np.asarray(found.common)
-    return _is_plain(found) and np.allclose(own, other, rtol=_ALIKE, atol=_ALIKE)
+    return _is_plain(found) and np.allclose(own, other, rtol=_alike(), atol=_alike())

@@ -13,6 +13,7 @@ from jax import Array
 
 from ...compilation.store import shared
 from ...structure import LatentGaussianReading
+from ...structure.latent_gaussian.part_data import PartsDiffer
 from ..front.answers.draws import with_hyper
 from ..front.answers.sites import PosteriorSites, missing_sites
 from ..front.labels import Labels
@@ -72,7 +73,13 @@ class MembersRun(QuadratureRun):
     @cached_property
     def scores(self) -> Scores:
         """Posteriors of the members."""
-        return self.in_parts.scores(self.fit.hyper)
+        try:
+            return self.in_parts.scores(self.fit.hyper)
+        except PartsDiffer:  # at these hyperparameters
+            moments = self.whole.programs.moments(*self.inputs)
+            shapes = {name: self._shape(name, self._of_part(name)) for name in moments}
+            found = {n: (np.reshape(m, shapes[n]), np.reshape(v, shapes[n])) for n, (m, v) in moments.items()}
+            return Scores(self.fit.log_evidence, 0.0, 0.0, found)
 
     @property
     def judged(self) -> LatentGaussianReading:

@@ -1,0 +1,184 @@
+"""Items with many people: ``python -m benchmarks.items.many_people WORK`` measures parts and writes their rows.
+
+Parts that ``--only`` may name are ``scored`` (10^5 new people at items that are known), ``fitted`` (10^6 people by
+40 items, answers a byte each), ``records`` (the same answers in a table and one below the other) and ``draws`` (NUTS
+over 100 parameters of items, with people integrated out, and over all unknowns). Seconds are those of the processor.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from numpyro.diagnostics import effective_sample_size
+from numpyro.infer import MCMC, NUTS, init_to_value
+
+from numpyro_ext.infer import AdaptiveQuadrature, marginalize
+from numpyro_ext.models import item_response, item_response_records
+
+from ..harness import Study, cpu_seconds, peak_bytes, table
+
+_NUM_ITEMS, _NUM_NODES = 40, 73
+
+
+def _answers(num_people: int, num_items: int = _NUM_ITEMS, seed: int = 0) -> np.ndarray:
+    """Answers to 2PL items, a byte each, made for some people at a time."""
+    rng, of_items = np.random.default_rng(seed), np.random.default_rng(1)
+    slope, difficulty = np.exp(0.3 * of_items.normal(size=num_items)), of_items.normal(size=num_items)
+    found = np.empty((num_people, num_items), np.int8)
+    for start in range(0, num_people, 10_000):
+        part = found[start : start + 10_000]
+        trait = rng.normal(size=(len(part), 1))
+        part[:] = rng.random(part.shape) < 1 / (1 + np.exp(-slope * (trait - difficulty)))
+    return found
+
+
+def _fitted(model: Any, *args: Any) -> AdaptiveQuadrature:
+    engine = AdaptiveQuadrature(model, progress_bar=False)
+    engine.run(random.key(0), *args)
+    jax.block_until_ready([found.standard_error for found in engine.hyper.values()])
+    return engine
+
+
+def scored(draw: int, num_people: int = 100_000) -> dict[str, Any]:
+    """Seconds of the first and the next scores, the floor of one product of answers and table, and memory."""
+    engine = _fitted(partial(item_response, family="2pl"), _answers(4000))
+    before, seconds = peak_bytes(), []
+    for number in range(3):
+        answers = _answers(num_people, seed=2 + number)
+        began = time.process_time()
+        site = engine.fold_in(random.key(number), answers).posterior["trait"]
+        jax.block_until_ready((site.mean, site.variance))
+        seconds.append(time.process_time() - began)
+    indicators, nodes = jnp.asarray(answers, float), jnp.ones((_NUM_ITEMS, _NUM_NODES))
+    product = jax.jit(lambda a, b: a @ b)
+    product(indicators, nodes).block_until_ready()
+    floor = min(cpu_seconds(lambda: product(indicators, nodes).block_until_ready())[1] for _ in range(5))
+    memory = peak_bytes() - before
+    return {"people": num_people, "first": seconds[0], "next": min(seconds[1:]), "floor": floor, "memory": memory}
+
+
+def fitted(draw: int, num_people: int = 1_000_000) -> dict[str, Any]:
+    """Seconds of a first fit with standard errors, and of the scores of all people; memory beside the answers."""
+    answers = _answers(num_people)
+    before = peak_bytes()
+    engine, seconds = cpu_seconds(lambda: _fitted(partial(item_response, family="2pl"), answers))
+    site, more = cpu_seconds(lambda: engine.posterior["trait"].mean)
+    diagnostics = engine.diagnostics
+    return {
+        "people": num_people, "seconds": seconds, "scores": more, "memory": peak_bytes() - before,
+        "converged": diagnostics.converged, "evaluations": diagnostics.hyper.num_evaluations,
+    }  # fmt: skip
+
+
+def records(draw: int, num_people: int = 1000, num_items: int = 20) -> dict[str, Any]:
+    """Next fits of the same answers in a table with gaps and one below the other."""
+    answers = _answers(num_people, num_items).astype(float)
+    answers[np.random.default_rng(3).random(answers.shape) > 0.7] = np.nan
+    person, item = np.nonzero(np.isfinite(answers))
+    as_records = partial(item_response_records, num_people=num_people, num_items=num_items, family="2pl")
+    cases = {
+        "table": (partial(item_response, family="2pl"), answers),
+        "records": (as_records, person, item, answers[person, item].astype(int)),
+    }
+    found: dict[str, Any] = {}
+    for name, (model, *args) in cases.items():
+        _fitted(model, *args)
+        engine, seconds = cpu_seconds(lambda: _fitted(model, *args))  # noqa: B023
+        found[name] = {"seconds": seconds, "evidence": float(engine.log_evidence)}
+    return found
+
+
+def two_parameter_logistic(response: Any = None, *, num_people: int, num_items: int) -> None:
+    """Items with priors, as a person writes them."""
+    with numpyro.plate("items", num_items):
+        a = numpyro.sample("discrimination", dist.LogNormal(0, 0.5))
+        d = numpyro.sample("intercept", dist.Normal(0, 3))
+    with numpyro.plate("people", num_people):
+        trait = numpyro.sample("trait", dist.Normal(0, 1))
+    numpyro.sample("response", dist.Bernoulli(logits=a * trait[:, None] + d), obs=response)
+
+
+def draws(draw: int, num_people: int = 4000, num_items: int = 50) -> dict[str, Any]:
+    """Effective draws of the items in a second, once compiled; chains begin at the values that made the answers."""
+    rng = np.random.default_rng(0)
+    trait, slope, difficulty = rng.normal(size=num_people), np.exp(0.3 * rng.normal(size=num_items)), None
+    difficulty = rng.normal(size=num_items)
+    logits = slope * (trait[:, None] - difficulty)
+    answers = (rng.random((num_people, num_items)) < 1 / (1 + np.exp(-logits))).astype(int)
+    start = {"discrimination": slope, "intercept": -slope * difficulty, "trait": trait}
+    models = {
+        "marginal": (marginalize(two_parameter_logistic, AdaptiveQuadrature), 150, 100),
+        "plain": (two_parameter_logistic, 100, 60),
+    }
+    found: dict[str, Any] = {}
+    for name, (model, num_warmup, num_samples) in models.items():
+        own = {site: jnp.asarray(value) for site, value in start.items() if name == "plain" or site != "trait"}
+        kernel = NUTS(model, init_strategy=init_to_value(values=own))
+        chain = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
+        chain.run(random.key(0), answers, num_people=num_people, num_items=num_items)
+        chain.post_warmup_state = chain.last_state
+        run = partial(chain.run, num_people=num_people, num_items=num_items, extra_fields=("num_steps",))
+        run(random.key(1), answers)  # compiles
+        chain.post_warmup_state = chain.last_state
+
+        def again() -> None:
+            run(random.key(2), answers)  # noqa: B023
+            jax.block_until_ready(chain.get_samples())  # noqa: B023
+
+        _, seconds = cpu_seconds(again)
+        by_chain = chain.get_samples(group_by_chain=True)
+        sizes = [effective_sample_size(np.asarray(by_chain[site])) for site in ("discrimination", "intercept")]
+        number = float(np.median(np.concatenate(sizes)))
+        steps = int(chain.get_extra_fields()["num_steps"].sum())
+        found[name] = {"rate": number / seconds, "seconds": seconds, "steps": steps, "size": number}
+    return found
+
+
+def _page(found: dict[str, list[Any]]) -> list[str]:
+    rows: list[tuple[str, str, str]] = []
+    if scores := found.get("scored"):
+        one = min(scores, key=lambda each: each["next"])
+        each, floor = (1e6 * one[name] / one["people"] for name in ("next", "floor"))
+        measured = f"{each:.1f} us ({1e6 * one['first'] / one['people']:.0f} with what is compiled)"
+        measured += f"; {each / floor:.0f} times one product, {floor:.2f} us; {one['memory'] / 2**30:.2f} GiB"
+        rows.append((f"{one['people']:,} new people scored, 40 items, 2PL", "at most 10 us each", measured))
+    if fits := found.get("fitted"):
+        one = fits[0]
+        measured = f"{one['seconds']:.0f} s with what is compiled, {one['evaluations']} evaluations, converged: "
+        measured += f"{one['converged']}; scores of all {one['scores']:.1f} s; {one['memory'] / 2**30:.2f} GiB"
+        rows.append((f"{one['people']:,} people by 40 items, 2PL", "at most 2 min", measured))
+    if pairs := found.get("records"):
+        one = pairs[0]
+        gap = abs(one["records"]["evidence"] - one["table"]["evidence"])
+        measured = (
+            f"{one['records']['seconds']:.2f} s, of a table {one['table']['seconds']:.2f}; evidence {gap:.0e} off"
+        )
+        rows.append(("records of 1,000 people, 20 items, next fit", "as a table", measured))
+    if chains := found.get("draws"):
+        one = chains[0]
+        rates = {name: one[name]["rate"] for name in ("marginal", "plain")}
+        measured = (
+            f"{rates['marginal'] / rates['plain']:.0f} times: {rates['marginal']:.1f} against {rates['plain']:.3f}"
+        )
+        rows.append(("effective draws of the items a second, people integrated out", "50 times plain NUTS", measured))
+    return table("what | target | measured", rows)
+
+
+def main() -> None:
+    """Measure, each part in a process of its own, and write the rows of all parts that have run."""
+    numpyro.enable_x64()
+    experiments = {"scored": scored, "fitted": fitted, "records": records, "draws": draws}
+    study = Study(__doc__, experiments, draws=dict.fromkeys(experiments, 1), environment={})
+    study.write("many-people", _page(study.run()))
+
+
+if __name__ == "__main__":
+    main()
