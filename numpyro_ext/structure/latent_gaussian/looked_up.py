@@ -27,3 +27,8 @@ class LookedUp(NamedTuple):
     kinds: BlockKinds | MoreBlocks | None = None
     rows_by_column: np.ndarray | None = None
     """Rows of each block in the places of their columns, ``(num_blocks, columns)``, where an engine has found these."""
+
+    @property
+    def placed_blocks(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of each block, the rows in the places of their columns where these are known."""
+        return self.blocks if self.rows_by_column is None else (self.rows_by_column, self.blocks[1])

@@ -39,7 +39,7 @@ from .form import AffineMap, BlockKinds, Blocks, LatentGaussian, MoreBlocks
 from .looked_up import LookedUp
 from .not_finite import explain_not_finite, explain_rounding
 from .prior_columns import PriorColumns
-from .sparse_fields import iterative_layout, large_rest, sparse_layout
+from .sparse_fields import describe_layout, iterative_layout, large_rest, sparse_layout
 from .touched import find_touched
 
 __all__ = ["LatentGaussianReading"]
@@ -241,7 +241,7 @@ class LatentGaussianReading(ModelReading):
         shift = jnp.concatenate([jnp.broadcast_to(b.shift, (n,)) for n, (b, _) in zip(sizes, built, strict=True)])
         if any(b.sign != 1.0 for b, _ in built):
             design = design.scale_rows(sign)
-        touched, by_column = None, indices.rows_by_column
+        touched = None
         if self._touched is not None and indices.touched is not None:
             touched = self._touched.build(env, indices.touched, sign)
         return LatentGaussian(
@@ -251,7 +251,7 @@ class LatentGaussianReading(ModelReading):
             tuple(b.potential for b, _ in built),
             tuple(mask for _, mask in built),
             self._log_constant(env),
-            Blocks(*map(jnp.asarray, indices.blocks if by_column is None else (by_column, indices.blocks[1]))),
+            Blocks(*map(jnp.asarray, indices.placed_blocks)),
             None if indices.border is None else Border(*jax.tree.map(jnp.asarray, indices.border)),
             touched,
             indices.layout,
@@ -277,25 +277,19 @@ class LatentGaussianReading(ModelReading):
         return self._indices(None).kinds
 
     def with_kinds(self, kinds: BlockKinds | MoreBlocks | None) -> Self:
-        """The same reading, whose forms say which blocks are alike.
-
-        :param kinds: which the caller has found in the data of this reading, or in those of others; ``None`` to say
-            nothing.
-        """
-        if kinds is self.kinds:
-            return self
-        out = self._copy()
-        out.data = (*self.data[:-1], self._indices(None)._replace(kinds=kinds))
-        return out
+        """The same reading, whose forms say which blocks are alike, as a caller has found; ``None`` to say nothing."""
+        return self if kinds is self.kinds else self._changed(kinds=kinds)
 
     def with_rows_by_column(self, rows: np.ndarray | None) -> Self:
-        """The same reading, whose forms have the rows of blocks in other places, and say of no blocks that they are
-        alike.
+        """The same reading, whose forms have the rows of blocks in other places, and say of none that they are alike.
 
         :param rows: shape ``(num_blocks, columns)``, padded one past the end; ``None`` for those that were read.
         """
+        return self._changed(kinds=None, rows_by_column=rows)
+
+    def _changed(self, **found: Any) -> Self:
         out = self._copy()
-        out.data = (*self.data[:-1], self._indices(None)._replace(kinds=None, rows_by_column=rows))
+        out.data = (*self.data[:-1], self._indices(None)._replace(**found))
         return out
 
     def maps(
@@ -393,10 +387,7 @@ class LatentGaussianReading(ModelReading):
         if self._touched is not None:
             lines.append(self._touched.describe())
         if (layout := self._indices(None).layout) is not None:
-            pattern = layout.pattern
-            lines.append(f"sparse precision: {pattern.size} unknowns, {pattern.num_entries} entries of a triangle")
-            if layout.elimination is not None:
-                lines.append(layout.elimination.describe())
+            lines += describe_layout(layout)
         return "\n".join(lines)
 
 

@@ -25,7 +25,7 @@ from ..program.rows.affine_rows import AffineRows
 from ..program.rows.state_rows import StateRows
 from .prior_columns import PriorColumns
 
-__all__ = ["iterative_layout", "large_rest", "sparse_layout"]
+__all__ = ["describe_layout", "iterative_layout", "large_rest", "sparse_layout"]
 
 _WIDEST_MAP = 8
 """Unknowns that an element of a site may depend on for its variance to come with those of the rows."""
@@ -137,3 +137,10 @@ def _is_narrow(block: PriorBlock) -> bool:
 
 def _is_small_and_flat(block: PriorBlock) -> bool:
     return isinstance(block, SparsePrecisionPrior) and block.num_flat > 0 and block.size <= LARGEST_DENSE_FIELD
+
+
+def describe_layout(layout: SparseLayout) -> list[str]:
+    """The sparse precision in words, one line each."""
+    pattern, elimination = layout.pattern, layout.elimination
+    lines = [f"sparse precision: {pattern.size} unknowns, {pattern.num_entries} entries of a triangle"]
+    return lines if elimination is None else [*lines, elimination.describe()]

@@ -30,6 +30,7 @@ from .....linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from .....structure.latent_gaussian import BlockKinds, LatentGaussian, MoreBlocks
 from ..algorithm import Algorithm
 from ..fit_info import FitInfo
+from .alike_blocks import kinds_of, of_blocks, one_of_each_kind, total
 from .block_nodes import BlockNodes
 from .column_information import (
     Columns,
@@ -120,7 +121,7 @@ class SharedColumns(Algorithm):
         return grid, FitInfo(is_found, jnp.asarray(1, int), trace, zero, jnp.zeros((form.num_rows,), bool))
 
     def log_evidence(self, form: LatentGaussian, state: Grid) -> Array:
-        return form.log_constant + _total(form, self._log_sums(form, state, self.num_nodes)[:, 0])
+        return form.log_constant + total(form, self._log_sums(form, state, self.num_nodes)[:, 0])
 
     def solve_and_hold(
         self, form: LatentGaussian, state: Grid, *, num_steps: int, tol: float
@@ -130,19 +131,19 @@ class SharedColumns(Algorithm):
         evidence, found = self._expected(form, grid)
         if not self.has_prior_parameters:
             found = found._replace(first=jnp.zeros((0,)), second=jnp.zeros((0,)))
-        return grid, info._replace(objective=form.log_constant + _total(form, evidence)), found
+        return grid, info._replace(objective=form.log_constant + total(form, evidence)), found
 
     solved_evidence = log_evidence
 
     def held_evidence(self, form: LatentGaussian, state: Grid, held: Expected) -> Array:
         """The log density of complete data as it is expected: its gradient is that of the log evidence."""
-        total = form.log_constant + expected_log_density(self.tables(form, state.nodes(self.num_nodes)), held)
+        value = form.log_constant + expected_log_density(self.tables(form, state.nodes(self.num_nodes)), held)
         if self.has_prior_parameters:
             shift, variance = self._priors(form)
             moved = shift - lax.stop_gradient(shift)
             square = held.second - 2.0 * moved * held.first + moved**2
-            total -= 0.5 * _total(form, square / variance + jnp.log(2.0 * jnp.pi * variance))
-        return total
+            value -= 0.5 * total(form, square / variance + jnp.log(2.0 * jnp.pi * variance))
+        return value
 
     def nodes_of(self, form: LatentGaussian) -> int:
         """Nodes of the form."""
@@ -151,7 +152,7 @@ class SharedColumns(Algorithm):
 
     def block_log_evidence(self, form: LatentGaussian, state: Grid, num_nodes: int) -> Array:
         """Log evidence of each block, shape ``(B,)``, with any number of nodes."""
-        return _of_blocks(form, self._log_sums(form, state, num_nodes))[:, 0]
+        return of_blocks(form, self._log_sums(form, state, num_nodes))[:, 0]
 
     def with_finer_rule(self, form: LatentGaussian, state: Grid) -> tuple[Array, Array]:
         """Log evidence of each block, shape ``(B,)``, by the rule and by a finer one: of blocks of one unknown with a
@@ -159,14 +160,14 @@ class SharedColumns(Algorithm):
         if state.first.ndim:
             coarse, fine = (self.block_log_evidence(form, state, n) for n in (self.num_nodes, 3 * self.num_nodes // 2))
             return coarse, fine
-        found = _of_blocks(form, self._log_sums(form, state, 2 * self.num_nodes - 1, (2, 1)))
+        found = of_blocks(form, self._log_sums(form, state, 2 * self.num_nodes - 1, (2, 1)))
         return found[:, 0], found[:, 1]
 
     def posterior(self, form: LatentGaussian, state: Grid) -> NodePosterior:
         form = form if isinstance(form.kinds, BlockKinds) else form._replace(kinds=None)
         blocks, nodes = self.blocks(form), state.nodes(self.num_nodes)
-        terms = _of_blocks(form, joint_log_density(self.tables(form, nodes), blocks, nodes))
-        shift = _of_blocks(form, blocks.shift.reshape(len(blocks.shift), -1))
+        terms = of_blocks(form, joint_log_density(self.tables(form, nodes), blocks, nodes))
+        shift = of_blocks(form, blocks.shift.reshape(len(blocks.shift), -1))
         scale = jnp.broadcast_to(self._scale(form), (*shift.shape, shift.shape[1]))
         ones = jnp.ones_like(shift)
         lattices = BlockNodes(-shift, scale, state.first * ones, state.last * ones)
@@ -222,7 +223,7 @@ class SharedColumns(Algorithm):
     def complete_derivatives(
         self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: Grid, held: Expected
     ) -> tuple[Array, Slopes]:
-        kinds = _kinds(form_fn(values))
+        kinds = kinds_of(form_fn(values))
         return complete_derivatives(
             lambda x: self.columns(form_fn(x)),
             values,
@@ -246,7 +247,7 @@ class SharedColumns(Algorithm):
         if isinstance(form.kinds, MoreBlocks):
             shift, variance = (jnp.broadcast_to(p[:1], (form.kinds.size, *p.shape[1:])) for p in self._priors(form))
             return Blocks(*form.kinds, shift, variance)
-        observed, kinds = self._observed(form) if self.has_gaps else None, _kinds(form)
+        observed, kinds = self._observed(form) if self.has_gaps else None, kinds_of(form)
         return Blocks(self._labels(form), observed, *self._priors(form), None if kinds is None else kinds.number)
 
     def _labels(self, form: LatentGaussian) -> tuple[Array, ...]:
@@ -276,7 +277,7 @@ class SharedColumns(Algorithm):
 
     def _rows(self, form: LatentGaussian, number: int, family: ColumnsOfFamily) -> Array:
         part = slice(family.first, family.first + family.number)
-        return _one_of_each_kind(form, form.blocks.rows)[:, part] - starts_of_families(form)[number]
+        return one_of_each_kind(form, form.blocks.rows)[:, part] - starts_of_families(form)[number]
 
     def _slopes(self, form: LatentGaussian) -> Array:
         """Derivatives of the predictors of the first block by the coordinates of the nodes, shape ``(P, D)``."""
@@ -296,39 +297,16 @@ class SharedColumns(Algorithm):
 
     def _priors(self, form: LatentGaussian) -> tuple[Array, Array]:
         """Location and variance of the coordinates of each block, shapes ``(B,)``; of two unknowns ``(B, D)``."""
-        columns = _one_of_each_kind(form, form.blocks.columns)
+        columns = one_of_each_kind(form, form.blocks.columns)
         if columns.shape[1] > 1:
             return jnp.zeros(columns.shape, form.offset.dtype), jnp.ones(columns.shape, form.offset.dtype)
         variance = jnp.concatenate([variance_of(block) for block in form.prior])[columns[:, 0]]
         if not self.has_shift:
             return jnp.zeros_like(variance), variance
         slope, offset = self._slopes(form)[:, 0], form.offset[form.blocks.rows[0]]
-        away = (form.offset[_one_of_each_kind(form, form.blocks.rows)] - offset) @ slope
+        away = (form.offset[one_of_each_kind(form, form.blocks.rows)] - offset) @ slope
         square = jnp.sum(slope**2)
         return away / jnp.where(square > 0.0, square, 1.0), variance
-
-
-def _kinds(form: LatentGaussian) -> BlockKinds | None:
-    """Kinds of the blocks of the form, where equal ones are counted once."""
-    return form.kinds if isinstance(form.kinds, BlockKinds) else None
-
-
-def _one_of_each_kind(form: LatentGaussian, of_blocks: Array) -> Array:
-    """The parts of an array, with blocks as its first axis, that belong to one block of each kind."""
-    kinds = _kinds(form)
-    return of_blocks if kinds is None else of_blocks[kinds.first]
-
-
-def _of_blocks(form: LatentGaussian, of_kinds: Array) -> Array:
-    """The inverse of :func:`_one_of_each_kind`."""
-    kinds = _kinds(form)
-    return of_kinds if kinds is None else of_kinds[kinds.of_blocks]
-
-
-def _total(form: LatentGaussian, of_kinds: Array) -> Array:
-    """Sum over all blocks of what one of each kind has."""
-    kinds = _kinds(form)
-    return jnp.sum(of_kinds if kinds is None else kinds.number * of_kinds)
 
 
 def variance_of(block: Any) -> Array:
