@@ -125,13 +125,19 @@ def _counted(covariate, answers=None):
     regression(jnp.asarray(covariate) / len(covariate), answers)
 
 
-_MORE = [pytest.param(model, marks=pytest.mark.thorough) for model in (_summed, _numbered, _counted)]
+def _scaled(covariate, answers=None):
+    """By the largest of all, which the first part and the last one have, and none between them."""
+    regression(jnp.asarray(covariate) / jnp.max(covariate), answers)
 
 
-@pytest.mark.parametrize("model", [_centred, *_MORE])
+_MORE = [pytest.param(model, marks=pytest.mark.thorough) for model in (_centred, _summed, _numbered, _counted)]
+
+
+@pytest.mark.parametrize("model", [_scaled, *_MORE])
 def test_members_that_see_others_are_no_parts(model):
     fitted = _run(AdaptiveQuadrature, regression, np.linspace(-1, 1, 200), _answers(1, 200, 3))
     covariate, answers = np.sin(np.arange(_NUM_PEOPLE)), _answers(2, num_outcomes=3)
+    covariate[[0, -1]] = 2.0
     hyper = {name: found.value for name, found in fitted.hyper.items()}
     engine = _InParts(model, hyper_values=hyper, progress_bar=False)
     engine.run(jax.random.key(0), covariate, answers)

@@ -73,20 +73,18 @@ class Members:
         :raises PartsDiffer: where it is not.
         """
         pieces: dict[str, list[np.ndarray]] = {}
-        whole: list[dict[str, np.ndarray]] = []
         for new, data in self.data():
-            found = {name: np.asarray(values) for name, values in of_part(data).items()}
-            whole = [*whole[:1], found]
-            for name, values in found.items():
-                pieces.setdefault(name, []).append(values[(*(slice(None),) * axis, slice(new, None))])
-        if is_checked:
-            mixed = of_part(next(data_of_parts(self.reading, [self.parts.mixed()], self.init_values)))
-            half = self.parts.size // 2
+            for name, values in of_part(data).items():
+                pieces.setdefault(name, []).append(np.asarray(values)[(*(slice(None),) * axis, slice(new, None))])
+        found = {name: np.concatenate(parts, axis=axis) for name, parts in pieces.items()}
+        if is_checked:  # on some of each part, as one alone may be of another kind
+            members, call = self.parts.mixed()
+            mixed = of_part(next(data_of_parts(self.reading, [call], self.init_values)))
             for name, values in mixed.items():
-                expected = np.concatenate([whole[0][name][:half], whole[-1][name][half:]])
+                expected = np.take(found[name], members, axis=axis)
                 if not np.allclose(values, expected, rtol=_alike(), atol=_alike(), equal_nan=True):
                     raise PartsDiffer
-        return {name: np.concatenate(parts, axis=axis) for name, parts in pieces.items()}
+        return found
 
     def blocks(self, hyper: dict[str, Array]) -> MoreBlocks:
         """Outcomes of all members, where they differ in nothing else.

@@ -73,14 +73,14 @@ class MemberParts:
             yield done - start, self._call(self._slices(start))
             done = start + self.size
 
-    def mixed(self) -> ModelCall:
-        """The call on members of which one half is of the first part and the other of the last."""
-        half, halves = self.size // 2, (self._slices(0), self._slices(self.starts[-1]))
-        mixed = [
-            np.concatenate([np.asarray(first)[: half * stride], np.asarray(last)[half * stride :]]) if stride else first
-            for first, last, stride in zip(*halves, self._strides, strict=True)
-        ]
-        return self._call(mixed)
+    def mixed(self) -> tuple[np.ndarray, ModelCall]:
+        """Members evenly spread over all parts, and the call on them."""
+        members = np.linspace(0, self.number - 1, self.size).round().astype(int)
+
+        def rows(leaf: Any, stride: int) -> Any:
+            return np.asarray(leaf)[(members[:, None] * stride + np.arange(stride)).reshape(-1)] if stride else leaf
+
+        return members, self._call(list(map(rows, self._whole.data, self._strides)))
 
     @property
     def has_gaps(self) -> bool:
