@@ -36,9 +36,9 @@ class Scores(NamedTuple):
 
     log_evidence: float
     error: float
-    """What the sum over nodes may be off by."""
+    """Error that the sum over nodes may have."""
     rounding: float
-    """Of the log evidence, which no finer rule mends."""
+    """Rounding of the log evidence, which no finer rule mends."""
     moments: dict[str, tuple[np.ndarray, np.ndarray]]
     """Means and variances of affine sites, with the members on the first axis."""
 

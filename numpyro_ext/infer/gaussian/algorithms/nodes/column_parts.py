@@ -22,7 +22,7 @@ _ENOUGH = 1e-9
 
 
 class PartColumns(NamedTuple):
-    """What blocks of a part have in common, and their outcomes."""
+    """Common properties of the blocks of a part, and their outcomes."""
 
     common: Array
     """Slopes, offsets and other parameters of the columns of the first block, and the variance of its unknowns."""
@@ -41,9 +41,9 @@ class PartScores(NamedTuple):
     """Posteriors of the blocks of a part at given hyperparameters."""
 
     log_evidence: Array
-    """Of each block, shape ``(B,)``."""
+    """Log evidence of each block, shape ``(B,)``."""
     error: Array
-    """What the sum over nodes of each may be off by, shape ``(B,)``."""
+    """Error that the sum over nodes of each may have, shape ``(B,)``."""
     moments: dict[str, tuple[Array, Array]]
     """Means and variances of affine sites, flat."""
     columns: PartColumns
