@@ -34,9 +34,9 @@ from .run import GaussianRun, Point
 
 __all__ = ["IntegratedRun", "unstacked"]
 
-_CALLS, _CALLS_OF_SMALL, _CALLS_OF_MANY_ROWS = (32, 16), (64, 32), (8, 64)
+_CALLS, _CALLS_OF_SMALL, _CALLS_OF_SPARSE, _CALLS_OF_MANY_ROWS = (32, 16), (64, 32), (16, 32), (8, 64)
 """Points at which one call draws, and how often it draws at each, at most. With many rows the points are those of the
-design, and to condition on the rows takes as long as dozens of draws."""
+design, and to condition on the rows takes as long as dozens of draws; a sparse factor takes as long as some."""
 
 
 _MANY_POINTS = 1024
@@ -258,6 +258,8 @@ class IntegratedRun(GaussianRun):
             num_points, most = _CALLS_OF_ONE_PASS
         elif self._surroundings.num_rows > MANY_ROWS:
             num_points, most = _CALLS_OF_MANY_ROWS
+        elif self.reading.abstract_form.layout is not None:
+            num_points, most = _CALLS_OF_SPARSE
         # A point with more draws than a call makes of it is there several times.
         parts = -(-counts // most)
         places = np.repeat(np.arange(len(counts)), parts)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dpotrf, dtrtri
 
-from .symbolic import Batch, Children
+from .symbolic import Batch
 
 __all__ = [
     "factorise",
@@ -59,8 +59,8 @@ def factorise(batches: Sequence[Batch], values: Array) -> Array:
 
 def log_determinant(batches: Sequence[Batch], factor: Array) -> float:
     """Log determinant of the matrix."""
-    diagonals = (np.diagonal(_parts(factor, batch)[0], axis1=1, axis2=2) for batch in batches)
-    return -2.0 * float(sum(np.sum(np.log(diagonal)) for diagonal in diagonals))
+    diagonals = [np.diagonal(_parts(factor, batch)[0], axis1=1, axis2=2).reshape(-1) for batch in batches]
+    return -2.0 * float(np.sum(np.log(np.concatenate(diagonals))))
 
 
 def solve_lower(batches: Sequence[Batch], factor: Array, b: Array) -> Array:
@@ -193,7 +193,10 @@ def _assemble(
             for one, parent, place in zip(update, child.parents, source.in_parent[child.start :], strict=False):
                 front[parent][np.ix_(place, place)] += one
         else:
-            np.add.at(flat, _places(source, child, own + below).reshape(-1), update.reshape(-1))
+            places = child.places
+            if places is None:
+                places = child.find_places(source.in_parent, own + below)
+            np.add.at(flat, places.reshape(-1), update.reshape(-1))
         if child.is_last:
             del updates[child.batch]
     return front
@@ -211,15 +214,10 @@ def _hand_down(batches: Sequence[Batch], batch: Batch, front: Array, outer: dict
                 place = source.in_parent[slot]
                 target[slot] = front[parent][np.ix_(place, place)]
         else:
-            places = _places(source, child, front.shape[1])
+            places = child.places
+            if places is None:
+                places = child.find_places(source.in_parent, front.shape[1])
             np.take(front.reshape(-1), places, out=target[child.start : child.stop], mode="clip")
-
-
-def _places(source: Batch, child: Children, width: int) -> NDArray[np.int64]:
-    """Places of the rows below of children, by pairs, in the fronts of their parents, shape (m, B, B)."""
-    place = source.in_parent[child.start : child.stop].astype(np.int64)
-    down = (child.parents.astype(np.int64)[:, None] * width + place) * width
-    return down[:, :, None] + place[:, None, :]
 
 
 def _inverse_front(own_inverse: Array, gain: Array, corner: Array | None) -> Array:
@@ -257,10 +255,25 @@ def _invert_cholesky(matrices: Array, out: Array) -> None:
         lower = np.linalg.cholesky(matrices)
     except np.linalg.LinAlgError as error:
         raise _NotPositive from error
+    _invert_lower(np.asarray(lower, np.float64), out)
+
+
+def _invert_lower(lower: Array, out: Array) -> None:
+    """Inverses of lower triangular matrices: of both halves of their rows at once, and what couples these."""
+    number, size = lower.shape[:2]
+    half = size // 2
     out[...] = 0.0
-    pivots = 1.0 / np.diagonal(lower, axis1=1, axis2=2)
-    for i in range(size):
-        if i:
-            row = np.matmul(lower[:, i : i + 1, :i], out[:, :i, :i])[:, 0]
-            out[:, i, :i] = -pivots[:, i, None] * row
-        out[:, i, i] = pivots[:, i]
+    if size % 2:  # row by row
+        pivots = 1.0 / np.diagonal(lower, axis1=1, axis2=2)
+        for i in range(size):
+            if i:
+                row = np.matmul(lower[:, i : i + 1, :i], out[:, :i, :i])[:, 0]
+                out[:, i, :i] = -pivots[:, i, None] * row
+            out[:, i, i] = pivots[:, i]
+        return
+    halves = np.concatenate([lower[:, :half, :half], lower[:, half:, half:]])
+    inverses = np.empty_like(halves)
+    _invert_lower(halves, inverses)
+    first, second = inverses[:number], inverses[number:]
+    out[:, :half, :half], out[:, half:, half:] = first, second
+    np.negative(np.matmul(second, np.matmul(lower[:, half:, :half], first)), out=out[:, half:, :half])

@@ -85,6 +85,11 @@ class SparseFactor:
         """Inverse at the entries of the pattern, shape (nnz,); differentiable once in the values."""
         return _selected_inverse(self.pattern, self.values, self.words)
 
+    def held(self, values: Array) -> SparseFactor:
+        """The same factor beside the values that it is of as something else has computed them: derivatives, of first
+        order alone, are by those."""
+        return SparseFactor(values, *lax.stop_gradient((self.words, self.raw_log_determinant)), self.pattern)
+
     def _checked(self, b: ArrayLike) -> Array:
         b = jnp.asarray(b)
         if b.ndim not in (1, 2) or b.shape[0] != self.pattern.size:

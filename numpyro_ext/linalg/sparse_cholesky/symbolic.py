@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +19,17 @@ Indices = NDArray[np.int32]
 # Seconds of a front, of each of its numbers, and of each multiplication and addition, as measured: a supernode joins
 # its parent where that saves time.
 _PER_FRONT, _PER_NUMBER, _PER_FLOP = 1.5e-6, 5e-9, 3e-10
+# Seconds of the calls that a batch takes, and of those for each column that its fronts have, as measured: fronts of one
+# height share a batch where that saves time.
+_PER_BATCH, _PER_COLUMN = 5e-5, 1.5e-6
 # Fronts are padded to the next of these sizes, and of all others to nothing.
 _PADDED = np.array([1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64])
 # Larger fronts are eliminated one by one.
 LARGEST_BATCHED = 96
 # So many numbers of a batch stay in the cache.
 _NUMBERS_IN_BATCH = 2**17
+# Up to so many places of Schur complements in the fronts of parents are kept; beyond, they are found each time.
+_MOST_PLACES = 2**20
 
 
 class Children(NamedTuple):
@@ -35,6 +42,22 @@ class Children(NamedTuple):
     """Place of each parent in its batch, shape (stop - start,)."""
     is_last: bool
     """True if no later batch has children in that batch."""
+    places: NDArray[np.int64] | None = None
+    """Places of all pairs of rows below in the fronts of the parents, shape (stop - start, B, B), where few."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the indices."""
+        return self.parents.nbytes + (0 if self.places is None else self.places.nbytes)
+
+    def find_places(self, in_parent: Indices, width: int) -> NDArray[np.int64]:
+        """The places, for parents whose fronts have so many rows.
+
+        :param in_parent: of the batch of the children.
+        """
+        place = in_parent[self.start : self.stop].astype(np.int64)
+        down = (self.parents.astype(np.int64)[:, None] * width + place) * width
+        return down[:, :, None] + place[:, None, :]
 
 
 class Batch(NamedTuple):
@@ -75,8 +98,8 @@ class Batch(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of the indices."""
-        arrays = [a for a in self if isinstance(a, np.ndarray)] + [c.parents for c in self.children]
-        return sum(a.nbytes for a in arrays)
+        own = sum(a.nbytes for a in self if isinstance(a, np.ndarray))
+        return own + sum(child.nbytes for child in self.children)
 
 
 class _Supernodes(NamedTuple):
@@ -223,6 +246,7 @@ def _batches(
     is_small = own + below <= LARGEST_BATCHED
     padded_own = np.where(is_small, _padded(own), own)
     padded_below = np.where(is_small & (below > 0), _padded(below), below)
+    _share_sizes(height, padded_own, padded_below, np.flatnonzero(is_small))
     front = padded_own + padded_below
     batch, slot = _assign(height, padded_own, padded_below, nodes.parent)
     members = np.lexsort((slot, batch))
@@ -286,7 +310,69 @@ def _batches(
         noted = tuple(c._replace(is_last=c.is_last and latest[c.batch] == k) for k, c in enumerate(noted))
         seen.update(latest)
         result[b] = result[b]._replace(children=noted)
+    return _with_places(result)
+
+
+def _with_places(batches: list[Batch]) -> list[Batch]:
+    """The batches with the places of what is added to parents, where these are few."""
+    if sum(batch.rows.size * batch.rows.shape[1] for batch in batches if not batch.is_large) > _MOST_PLACES:
+        return batches
+    result = []
+    for batch in batches:
+        width = sum(batch.shape[1:])
+        children = [
+            child
+            if (source := batches[child.batch]).is_large
+            else child._replace(places=child.find_places(source.in_parent, width))
+            for child in batch.children
+        ]
+        result.append(batch._replace(children=tuple(children)))
     return result
+
+
+def _share_sizes(
+    height: NDArray[np.int64], own: NDArray[np.int64], below: NDArray[np.int64], small: NDArray[np.int64]
+) -> None:
+    """Pad fronts of one height to sizes of others, in place, where one batch takes less time than two.
+
+    :param small: the fronts that are eliminated together.
+    """
+    kinds, kind, counts = np.unique(
+        np.stack([height[small], own[small], below[small]]), axis=1, return_inverse=True, return_counts=True
+    )
+    found = np.empty((2, counts.size), np.int64)
+    level_of = 2 * kinds[0] + (kinds[2] > 0)  # a root hands nothing on
+    by_size = np.lexsort((kinds[1], kinds[1] + kinds[2], level_of))
+    cuts = np.flatnonzero(np.diff(level_of[by_size])) + 1
+    for level in np.split(by_size, cuts):
+        groups = [(int(kinds[1, k]), int(kinds[2, k]), int(counts[k]), [int(k)]) for k in level]
+        while len(groups) > 1:
+            pairs = [_joined(first, second) for first, second in itertools.pairwise(groups)]
+            gains = [
+                _batch_seconds(*a[:3]) + _batch_seconds(*b[:3]) - _batch_seconds(*joined[:3])
+                for a, b, joined in zip(groups, groups[1:], pairs, strict=False)
+            ]
+            best = int(np.argmax(gains))
+            if gains[best] <= 0.0:
+                break
+            groups[best : best + 2] = [pairs[best]]
+        for columns, rows, _, members in groups:
+            found[:, members] = np.array([[columns], [rows]])
+    own[small], below[small] = found[:, kind.reshape(-1)]
+
+
+_Group = tuple[int, int, int, list[int]]
+
+
+def _joined(first: _Group, second: _Group) -> _Group:
+    return max(first[0], second[0]), max(first[1], second[1]), first[2] + second[2], first[3] + second[3]
+
+
+def _batch_seconds(own: int, below: int, number: int) -> float:
+    """Predicted time of a batch of fronts of one size; none is as large as those that are eliminated one by one."""
+    if own + below > LARGEST_BATCHED:
+        return math.inf
+    return _PER_BATCH + _PER_COLUMN * own + number * _seconds(own, below)
 
 
 def _assign(

@@ -23,6 +23,7 @@ from ....linalg.gaussian.mean_field_space import MeanFieldPosterior, MeanFieldSp
 from ....linalg.gaussian.spaces.border_space import BorderPosterior
 from ....linalg.gaussian.spaces.coefficient_space import CoefficientPosterior
 from ....linalg.gaussian.spaces.operator_space import OperatorPosterior
+from ....linalg.gaussian.spaces.sparse_space import SparsePosterior
 from ....linalg.gaussian.spaces.state_space import StatePosterior
 from ....linalg.gaussian.spaces.touched_space import TouchedPosterior
 from ....potentials import Potential
@@ -124,7 +125,7 @@ class GaussianPosterior:
     covariance_family: Covariance = dataclasses.field(default="full", metadata={"static": True})
     """``"diagonal"``: independent unknowns, with the means that the sites give; see
     :class:`~numpyro_ext.linalg.gaussian.mean_field_space.MeanFieldSpace`."""
-    held: BorderPosterior | None = None
+    held: BorderPosterior | SparsePosterior | None = None
     """Outcome of :meth:`condition`, where a fit has it at hand."""
 
     def condition(self, space: Space | None = None) -> LinearGaussianPosterior | MeanFieldPosterior:

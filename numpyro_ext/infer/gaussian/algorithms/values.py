@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from jax import Array
 
-from ....linalg.gaussian.spaces.border_space import BorderPosterior
 from ....structure.latent_gaussian import LatentGaussian
 from .algorithm import Algorithm, NearForms
 from .fit_info import FitInfo
 from .modes import laplace
+from .modes.mode_derivative import HeldPosterior
 from .posterior import GaussianPosterior
 from .propagation import expectation_propagation, local_factors
 from .propagation.expectation_propagation import Schedule
@@ -138,16 +138,16 @@ class Laplace(Algorithm):
 
     def solve_and_hold(
         self, form: LatentGaussian, state: laplace.State, *, num_steps: int, tol: float
-    ) -> tuple[laplace.State, FitInfo, BorderPosterior | None]:
+    ) -> tuple[laplace.State, FitInfo, HeldPosterior | None]:
         if not self._holds:
             return super().solve_and_hold(form, state, num_steps=num_steps, tol=tol)
         return laplace.solve_and_hold(form, state, num_steps=num_steps, tol=tol)
 
-    def held_evidence(self, form: LatentGaussian, state: laplace.State, held: BorderPosterior | None) -> Array:
+    def held_evidence(self, form: LatentGaussian, state: laplace.State, held: HeldPosterior | None) -> Array:
         return self.log_evidence(form, state) if held is None else laplace.log_evidence(form, state, held=held)
 
     def held_posterior(
-        self, form: LatentGaussian, state: laplace.State, held: BorderPosterior | None
+        self, form: LatentGaussian, state: laplace.State, held: HeldPosterior | None
     ) -> GaussianPosterior:
         return replace(self.posterior(form, state), held=held)
 

@@ -9,6 +9,7 @@ independent :math:`\xi_b` of variance one.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -218,6 +219,12 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
 
     def half_square_of_mean(self) -> Array:
         return self.half_square
+
+    def at_mode(self, coordinates: Array, site_shift: Array) -> BorderPosterior:
+        """The same Gaussian about another mean, the mode of factors whose sites have these shifts."""
+        square = self.space.inner(coordinates, coordinates)
+        square += jnp.sum(self.site_precision * self.space.predictor(coordinates) ** 2)
+        return dataclasses.replace(self, coordinates=coordinates, half_square=0.5 * square)
 
     def row_variance(self) -> Array:
         space = self.space

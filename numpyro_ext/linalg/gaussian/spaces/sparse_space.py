@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -153,12 +154,19 @@ class SparseSpace(_OnlyParallel, OneBlock):
         return self.layout.elimination is not None
 
     @jax.jit  # traced once for all that condition
-    def condition(self, site_precision: Array, site_shift: Array, near: Array | None = None) -> SparsePosterior:
+    def condition(
+        self,
+        site_precision: Array,
+        site_shift: Array,
+        near: Array | None = None,
+        held: SparseFactor | None = None,
+    ) -> SparsePosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
 
         :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
         :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
         :param jax.Array near: coordinates near the mean, from which iterations start; factors need none.
+        :param SparseFactor held: factor for these precisions, where it is at hand; see :meth:`.SparseFactor.held`.
         :return: the posterior; all nan where it is improper.
         """
         pattern = self.layout.pattern
@@ -168,7 +176,11 @@ class SparseSpace(_OnlyParallel, OneBlock):
         if self.anchored.size:
             values = values.at[jnp.asarray(pattern.diagonal)[self.anchored]].add(self.anchors)
         elimination = self.layout.elimination
-        factor = factorise(pattern, values) if elimination is None else KrylovFactor(values, elimination)
+        factor: SparseFactor | KrylovFactor
+        if held is not None:
+            factor = held.held(values)
+        else:
+            factor = factorise(pattern, values) if elimination is None else KrylovFactor(values, elimination)
         shift = self.scale * self.rows_of_unknowns.rmatvec(site_shift)
         number = self.directions.shape[1]
         if not number:
@@ -238,6 +250,11 @@ class SparsePosterior(_OnlyParallel):
         log_partition = 0.5 * self.shift @ self.coordinates[0] + self.log_volume()
         ratio = cavity_ratio(self.site_precision, variance)
         return Marginals(self.space.predictor(self.coordinates), variance, ratio, log_partition)
+
+    def at_mode(self, coordinates: Array, site_shift: Array) -> SparsePosterior:
+        """The same Gaussian about another mean, the mode of factors whose sites have these shifts."""
+        shift = self.space.scale * self.space.rows_of_unknowns.rmatvec(site_shift)
+        return dataclasses.replace(self, coordinates=coordinates, shift=shift)
 
     def row_variance(self) -> Array:
         """Variances of the predictors, shape ``(num_rows,)``."""

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .....linalg.gaussian.conditioning import LinearGaussian, LinearGaussianPosterior
-from .....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
+from .....linalg.gaussian.spaces.border_space import BorderSpace
 from .....linalg.gaussian.spaces.sparse_space import SparseSpace
 from .....potentials import GaussianPotential
 from .....structure.latent_gaussian import LatentGaussian
-from .mode_derivative import derivatives, joint_gradient
+from .mode_derivative import HeldPosterior, derivatives, holds_factor, joint_gradient
 
 __all__ = ["Info", "State", "Volume", "has_constant_curvature", "newton_step", "only_step"]
 
@@ -89,7 +89,8 @@ def _direction(
     along = _square(prior, coordinates, predictor, curvature)
     is_ascent = jnp.isfinite(along) & (along >= 0)
     norm = jnp.sqrt(jnp.where(is_ascent, along, jnp.inf))
-    if target is not None and isinstance(conditioned, BorderPosterior):
+    if target is not None and holds_factor(prior):
+        assert isinstance(conditioned, HeldPosterior)
         first = coordinates, predictor, norm
         coordinates, predictor, norm = _chords(form, prior, conditioned, state, first, curvature, target)
     is_iterative = isinstance(prior, SparseSpace) and prior.is_iterative
@@ -109,7 +110,7 @@ def _square(prior: LinearGaussian, coordinates: Array, predictor: Array, curvatu
 def _chords(
     form: LatentGaussian,
     prior: LinearGaussian,
-    conditioned: BorderPosterior,
+    conditioned: HeldPosterior,
     state: State,
     first: tuple[Array, Array, Array],
     curvature: Array,
@@ -207,8 +208,8 @@ def newton_step(
 
 
 def only_step(
-    form: LatentGaussian, prior: BorderSpace, state: State, target: Array
-) -> tuple[State, Array, BorderPosterior]:
+    form: LatentGaussian, prior: BorderSpace | SparseSpace, state: State, target: Array
+) -> tuple[State, Array, HeldPosterior]:
     """The step to the mode of Gaussian factors, corrected with its factor until it is below rounding; the log joint
     density before it, and the conditioning that it has made."""
     value, slope, curvature = derivatives(form, state.predictor)

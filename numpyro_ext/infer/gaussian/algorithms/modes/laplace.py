@@ -22,14 +22,14 @@ observations, :math:`e = C A^T a`, so that no covariance is inverted, or whitene
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from .....linalg.gaussian.conditioning import LinearGaussian, Space
 from .....linalg.gaussian.prior import is_flat, is_valid_prior
-from .....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
+from .....linalg.gaussian.spaces.border_space import BorderSpace
 from .....linalg.gaussian.spaces.sparse_space import SparsePosterior, SparseSpace
 from .....structure.latent_gaussian import LatentGaussian, joined
 from ..fit_info import FitInfo
@@ -37,7 +37,7 @@ from ..posterior import GaussianPosterior, gaussian_prior
 from ..supports import all_positive, may_vanish, sites_within_support
 from .damped_newton import Info, State, Volume, has_constant_curvature, newton_step, only_step
 from .iterated_modes import JudgedMode, judged_mode, only_solution
-from .mode_derivative import at_point, derivatives, evidence_at_mode
+from .mode_derivative import HeldPosterior, at_point, derivatives, evidence_at_mode, holds_factor
 
 __all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "solve_and_hold", "step", "update"]
 
@@ -82,13 +82,13 @@ def solve(
 
 def solve_and_hold(
     form: LatentGaussian, state: State, *, num_steps: int = 100, tol: float = 1e-8, space: Space = "auto"
-) -> tuple[State, FitInfo, BorderPosterior | None]:
+) -> tuple[State, FitInfo, HeldPosterior | None]:
     """Newton's method to the mode, in one compiled loop.
 
-    Near the mode further steps keep a factor where the space of the conditioning can (blocks with a border): they cost
-    a gradient and a triangular solve each. There the posterior at the mode is returned, too, for who needs its factor
-    again; where factors are Gaussian, it is that of the only step. In other spaces the factor of the last step serves
-    the log evidence where factors are Gaussian or the step was below rounding.
+    Near the mode further steps keep a factor where the space of the conditioning can (blocks with a border, sparse
+    factors): they cost a gradient and a triangular solve each. There the posterior at the mode is returned, too, for
+    who needs its factor again; where factors are Gaussian, it is that of the only step. In other spaces the factor of
+    the last step serves the log evidence where factors are Gaussian or the step was below rounding.
 
     From a point at which factors of no known family are zero it starts at one at which none is, if one is found
     (:mod:`.supports`). A point whose log density overflows is no start: the mean of the prior takes its place.
@@ -99,7 +99,7 @@ def solve_and_hold(
     :param float tol: bound on :attr:`Info.gradient_norm` before the last step, in posterior standard deviations. That
         step squares it, so nothing below the square root of the rounding error is asked for.
     :param str space: where to do the algebra.
-    :return: the last point, how the run ended, and the posterior there, of blocks with a border.
+    :return: the last point, how the run ended, and the posterior there, of a space with such a factor.
     """
     form = joined(form)
     prior = gaussian_prior(form, space)
@@ -109,9 +109,9 @@ def solve_and_hold(
     rounding = jnp.sqrt(jnp.finfo(infinity.dtype).eps)
     bound = jnp.maximum(tol, 2.0 * rounding)
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
-    held: BorderPosterior | None = None
+    held: HeldPosterior | None = None
     solved: SparsePosterior | None = None
-    if isinstance(prior, BorderSpace) and has_constant_curvature(form):
+    if holds_factor(prior) and has_constant_curvature(form):
         state, first, held = only_step(form, prior, state, rounding)
         trace, count, log_volume = trace.at[0].set(first), jnp.asarray(1), held.log_volume()
     elif isinstance(prior, SparseSpace) and prior.is_iterative and has_constant_curvature(form):
@@ -129,12 +129,11 @@ def solve_and_hold(
         log_volume = judged.log_volume
         if solved is not None:
             state = state._replace(gradient_norm=judged.distance)
-    elif isinstance(prior, BorderSpace):
+    elif holds_factor(prior):
         if held is None:
             held = prior.condition(curvature, jnp.zeros_like(curvature))
             log_volume = held.log_volume()
-        square = prior.inner(state.coordinates, state.coordinates) + jnp.sum(curvature * state.predictor**2)
-        held = dataclasses.replace(held, coordinates=state.coordinates, half_square=0.5 * square)
+        held = held.at_mode(state.coordinates, curvature * state.predictor + slope)
     else:
         log_volume = lax.cond(
             volume.distance < rounding,
@@ -174,28 +173,28 @@ def _steps(
 
 
 def log_evidence(
-    form: LatentGaussian, state: State, *, space: Space = "auto", held: BorderPosterior | None = None
+    form: LatentGaussian, state: State, *, space: Space = "auto", held: HeldPosterior | None = None
 ) -> Array:
     """Laplace's approximation of the log evidence.
 
     The gradient with respect to ``form`` includes how the mode moves: the mode is held, one differentiable Newton
     step is taken from it (which moves it by nothing but carries its derivative), and the value is computed there. Two
-    factorisations; one where all factors are Gaussian, and for blocks with a border, where the factor of the log volume
+    factorisations; one where all factors are Gaussian, and where a factor is held, where that of the log volume
     solves for the derivative of the mode as well.
 
     :param LatentGaussian form: the model; differentiable.
     :param State state: the mode of ``form``.
     :param str space: where to do the algebra.
-    :param BorderPosterior held: the posterior at the mode, from :func:`solve_and_hold`, which saves a factorisation;
+    :param held: the posterior at the mode, from :func:`solve_and_hold`, which saves a factorisation;
         first derivatives alone are then right.
     :return: a scalar; nan where a prior is not positive definite or the curvature not that of a maximum.
     """
     form = joined(form)
     prior = gaussian_prior(form, space)
     is_exact = has_constant_curvature(form)
-    is_iterative = isinstance(prior, SparseSpace) and prior.is_iterative
-    if is_iterative or (isinstance(prior, BorderSpace) and (held is not None or not is_exact)):
-        mode, factor = lax.stop_gradient(state.coordinates), None if held is None else held.factor
+    if isinstance(prior, BorderSpace | SparseSpace) and (held is not None or not is_exact or not holds_factor(prior)):
+        mode = lax.stop_gradient(state.coordinates)
+        factor: Any = None if held is None else held.factor
         # The curvature of Gaussian factors does not change as the mode moves, where the density does not either.
         total = at_point(space, form, mode, factor)[0] if is_exact else evidence_at_mode(space, form, mode, factor)
         return jnp.where(lax.stop_gradient(is_valid_prior(form.prior)), total, jnp.nan)

@@ -7,7 +7,7 @@ covariance times the change of the gradient.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,19 @@ from .....linalg.gaussian.border.arrow import ArrowFactor
 from .....linalg.gaussian.conditioning import LinearGaussian, Space
 from .....linalg.gaussian.spaces.border_space import BorderPosterior, BorderSpace
 from .....linalg.gaussian.spaces.sparse_space import SparsePosterior, SparseSpace
+from .....linalg.sparse_cholesky import SparseFactor
 from .....structure.latent_gaussian import LatentGaussian
 from ..posterior import gaussian_prior
 
-__all__ = ["at_point", "derivatives", "evidence_at_mode", "joint_gradient"]
+__all__ = ["HeldPosterior", "at_point", "derivatives", "evidence_at_mode", "holds_factor", "joint_gradient"]
+
+HeldPosterior = BorderPosterior | SparsePosterior
+"""Posterior whose factor serves again for what has the same precisions."""
+
+
+def holds_factor(prior: LinearGaussian) -> TypeGuard[BorderSpace | SparseSpace]:
+    """True if a posterior in this space is a :data:`HeldPosterior`, with a factor and not with iterations."""
+    return isinstance(prior, BorderSpace) or (isinstance(prior, SparseSpace) and not prior.is_iterative)
 
 
 def derivatives(form: LatentGaussian, predictor: Array) -> tuple[Array, Array, Array]:
@@ -44,18 +53,14 @@ def joint_gradient(prior: LinearGaussian, coordinates: Array, slope: Array) -> A
 
 
 def at_point(
-    space: Space, form: LatentGaussian, coordinates: Array, held: ArrowFactor | None = None
-) -> tuple[Array, BorderPosterior | SparsePosterior]:
+    space: Space, form: LatentGaussian, coordinates: Array, held: ArrowFactor | SparseFactor | None = None
+) -> tuple[Array, HeldPosterior]:
     """Log joint density plus log volume at a point, and the posterior whose volume it is; by its factor, if that is at
     hand."""
     prior = gaussian_prior(form, space)
     value, _, curvature = derivatives(form, prior.predictor(coordinates))
-    nothing = jnp.zeros_like(curvature)
-    if isinstance(prior, SparseSpace):
-        conditioned: BorderPosterior | SparsePosterior = prior.condition(curvature, nothing)
-    else:
-        assert isinstance(prior, BorderSpace)
-        conditioned = prior.condition(curvature, nothing, held)
+    assert isinstance(prior, BorderSpace | SparseSpace)
+    conditioned: HeldPosterior = prior.condition(curvature, jnp.zeros_like(curvature), held=held)  # type: ignore[arg-type]
     energy = 0.5 * prior.inner(coordinates, coordinates)
     total = form.log_constant + jnp.sum(value) - energy + conditioned.log_volume()
     return total, conditioned
@@ -86,7 +91,9 @@ def _mode_jvp(space: Space, primals: Any, tangents: Any) -> tuple[Array, Array]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def evidence_at_mode(space: Space, form: LatentGaussian, coordinates: Array, held: ArrowFactor | None = None) -> Array:
+def evidence_at_mode(
+    space: Space, form: LatentGaussian, coordinates: Array, held: ArrowFactor | SparseFactor | None = None
+) -> Array:
     """Laplace's log evidence at the mode that was found, as a function of the form.
 
     Derivatives of derivatives need a factor that is not held.
