@@ -27,6 +27,8 @@ class FitCosts(NamedTuple):
     """Rows from which a search over a few hyperparameters measures its curvature on the way: where fits are dear."""
     most_small_rows: int = 500
     """Rows that fit in a tenth of a second."""
+    most_sparse_rows: int = 2_000
+    """Rows of a field with sparse factors, which are made outside of programs, up to which the same holds."""
     most_quick_numbers: int = 100_000
     """Numbers that an evaluation passes over, where it does nothing else, up to which all programs take less time than
     their optimisation, and from which it is a program of its own."""

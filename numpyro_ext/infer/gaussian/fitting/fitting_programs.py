@@ -83,7 +83,8 @@ class FittingPrograms(Objective):
 
         # Of an evaluation, by shapes and dtypes of its point and of the state that it starts from.
         self._shapes: dict[Any, Evaluation] = {}
-        self._compile = compile_ = partial(quick_jit, is_small=self.is_small)
+        is_quick = self.is_small or (form.layout is not None and form.num_rows <= costs.most_sparse_rows)
+        self._compile = compile_ = partial(quick_jit, is_small=is_quick)
         self.constrained = compile_(jax.vmap(space.unpack, (0, None)))
         self.solve = compile_(self.fitted, static_argnames="num_steps")
         self.init_state = compile_(self._init_state)
