@@ -53,6 +53,7 @@ def test_power_is_that_of_the_evidence():
         (message,) = messages(GRID, family)
         assert "The 7 equal observations of 'steps' can all be met and have the rank 5" in message
         assert "its power -2," in message and "numpyro.factor('normaliser', 2 * jnp.log(scale))" in message
+        assert "GaussianMarkovRandomField(graph_precision(pairs, num_nodes).precision.scale_by(1 / scale**2)" in message
 
 
 @pytest.mark.thorough

@@ -102,6 +102,7 @@ def test_other_data_on_the_same_map_compile_nothing(engine):
         np.testing.assert_allclose(draws["spatial"] @ graph.null_space, 0.0, atol=1e-10)
         assert run.diagnostics.converged
         assert all(np.all(site.sd >= 0) for site in run.posterior.values())
+        assert "made by NumPy on the host, one after the other: a GPU or vmap does not speed" in run.describe()
 
     fit(0)
     with compiled_programs() as names:

@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy.sparse
 import scipy.stats
 from jax import random
 from numpyro.diagnostics import effective_sample_size
@@ -84,6 +85,60 @@ def test_engines_say_which_fields_they_do_not_take(is_zero):
     told = r"site 'w' is a batch of .* of 1025 unknowns each, and engines take up to 1024 in a batch"
     with pytest.raises(ModelStructureError, match=told if is_zero else "site 'w' is a batch of fields that are flat"):
         read_latent_gaussian(model, (np.zeros((2, 1025)),))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, scipy.sparse.csr_matrix])
+def test_islands_of_a_car_field_are_named(kind):
+    """NumPyro refuses some of them itself, without their numbers."""
+    adjacency = np.zeros((5, 5))
+    adjacency[[0, 2], [2, 0]] = 1.0
+
+    def model(y):
+        field = dist.CAR(0.0, 0.5, 1.0, kind(adjacency), is_sparse=kind is scipy.sparse.csr_matrix)
+        numpyro.sample("y", dist.Poisson(jnp.exp(numpyro.sample("f", field))).to_event(1), obs=y)
+
+    told = r"Nodes 1, 3, 4 have no neighbours. Islands are allowed in GaussianMarkovRandomField\(graph.scaled"
+    with pytest.raises(ModelStructureError, match=told) as refused:
+        read_latent_gaussian(model, (np.ones(5, int),))
+    if kind is jnp.asarray:
+        assert refused.value.site == "f"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_zero", [False, True])
+def test_an_intercept_beside_the_level_of_a_field_is_told(is_zero):
+    """With a proper prior it runs, says so, and has the predictors of the field without it; with a flat one it has no
+    posterior."""
+    y = np.asarray([3, 4, 2, 6, 5])
+    path = difference_precision(5, 1)
+
+    def model(y, prior):
+        a = 0.0 if prior is None else numpyro.sample("a", prior)
+        w = numpyro.sample(
+            "w", GaussianMarkovRandomField(path.scale_by(4.0), null_space=np.ones(5), sum_to_zero=is_zero)
+        )
+        eta = numpyro.deterministic("eta", a + w)
+        numpyro.sample("y", dist.Poisson(jnp.exp(eta)).to_event(1), obs=y)
+
+    flat = dist.ImproperUniform(dist.constraints.real, (), ())
+    engine = EP(model, progress_bar=False)
+    if is_zero:  # the level is that of the intercept alone
+        engine.run(random.key(0), y, flat)
+        assert not engine.diagnostics.messages
+        return
+    with pytest.warns(
+        UserWarning, match="The observations do not tell 'w' from 'a': .* the posterior is the prior of 'a'"
+    ):
+        engine.run(random.key(0), y, dist.Normal(0.0, 3.0))
+    assert engine.diagnostics.converged
+    np.testing.assert_allclose(engine.posterior["a"].sd, 3.0, rtol=1e-4)
+    alone = EP(model, progress_bar=False)
+    alone.run(random.key(0), y, None)
+    for name in ("mean", "sd"):
+        found, expected = (getattr(e.posterior["eta"], name) for e in (engine, alone))
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
+    with pytest.raises(ValueError, match=r"The priors of sites \['a', 'w'\] are flat"):
+        engine.run(random.key(0), y, flat)
 
 
 @pytest.mark.thorough

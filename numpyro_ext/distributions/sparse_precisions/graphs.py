@@ -21,6 +21,14 @@ from .precision import SparsePrecision, from_triangle, with_values
 __all__ = ["GraphPrecision", "car", "graph_precision", "leroux"]
 
 
+_MOST_LISTED = 12
+
+
+def _listed(numbers: np.ndarray) -> str:
+    shown = ", ".join(map(str, numbers[:_MOST_LISTED].tolist()))
+    return shown + (", ..." if numbers.size > _MOST_LISTED else "")
+
+
 @saved_as("numpyro_ext.GraphPrecision")
 @frozen_pytree
 class GraphPrecision:
@@ -65,6 +73,30 @@ class GraphPrecision:
         null_space = self.precision.null_space
         assert null_space is not None
         return null_space
+
+    def describe(self) -> str:
+        """Describe the connected parts, the islands by their numbers, and what ``sum_to_zero=True`` makes of them.
+
+        >>> print(graph_precision([(0, 1), (1, 2), (4, 5)], num_nodes=7).describe())
+        7 nodes, 3 pairs of neighbours, rank 3
+        2 connected parts, of 3 and 2 nodes: with sum_to_zero=True the field adds up to zero over each
+        2 islands without neighbours, nodes 3, 6: with sum_to_zero=True the field is zero there
+        """
+        sizes = np.bincount(self.labels)
+        parts, islands = sizes[sizes > 1], np.flatnonzero(self.is_island)
+        pairs = self.precision.indices.shape[0] - self.num_nodes
+        lines = [f"{self.num_nodes} nodes, {pairs} pair{'s' * (pairs != 1)} of neighbours, rank {self.rank}"]
+        if parts.size:
+            known, last = _listed(parts[:-1]), _listed(parts[-1:])
+            which = f"parts, of {known} and {last}" if known else f"part, of {last}"
+            over = "over each" if known else "over it"
+            zero = f"with sum_to_zero=True the field adds up to zero {over}"
+            lines.append(f"{parts.size} connected {which} nodes: {zero}")
+        if islands.size:
+            many = "s" * (islands.size > 1)
+            named = f"{islands.size} island{many} without neighbours, node{many} {_listed(islands)}"
+            lines.append(f"{named}: with sum_to_zero=True the field is zero there")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return (

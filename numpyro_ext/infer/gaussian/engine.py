@@ -33,6 +33,7 @@ from .engine_program import EngineProgram
 from .fitting.costs import FIT_COSTS, FitCosts
 from .fitting.dense_rest import warn_of_dense_rest
 from .fitting.fit import RunOptions, check_skipped, fit
+from .fitting.flat_directions import explain_prior_alone
 from .fitting.many import NOTHING_BEGUN, Begun, begin_together, read_all, refuse
 from .fitting.modes import explain_two_modes
 from .integrated_run import IntegratedRun
@@ -235,6 +236,7 @@ class Engine(GaussianAnswers):
     def _explain(self, reading: LatentGaussianReading, found: Fit, algorithm: Algorithm) -> list[str]:
         """Explain the end of a fit by the factors of the model."""
         messages = [] if algorithm.sees_all_modes else explain_two_modes(reading, found.hyper)
+        messages += explain_prior_alone(reading, found.hyper)
         return messages + explain_masked_data(reading.sites)
 
     def _keep(self, run: FinishedRun, labels: Labels | None = None) -> None:

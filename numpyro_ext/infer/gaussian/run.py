@@ -49,6 +49,12 @@ _FEW_OUTLIERS = 0.01
 _REFITS_AT_ONCE = 4
 
 
+_ON_HOST = (
+    "Factors of the sparse precision are made by NumPy on the host, one after the other: a GPU or vmap does not speed "
+    "them up."
+)
+
+
 @dataclass(eq=False, repr=False)
 class GaussianRun(FinishedRun):
     """Posterior of a latent Gaussian model by an algorithm.
@@ -81,7 +87,8 @@ class GaussianRun(FinishedRun):
 
     def describe(self) -> str:
         """Describe the reading of the model, and its treatment by the algorithm."""
-        return "\n".join([super().describe(), *self.algorithm.notes])
+        notes = [*self.algorithm.notes, *([_ON_HOST] if self.reading.abstract_form.layout is not None else [])]
+        return "\n".join([super().describe(), *notes])
 
     def content(self) -> Content:
         """The outcome as plain containers. Blocks that are alike are looked for again."""

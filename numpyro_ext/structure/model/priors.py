@@ -40,6 +40,7 @@ __all__ = [
     "is_one_sided",
     "is_sparse_field",
     "is_unweighted",
+    "islands_of",
     "location",
     "mask_of",
     "prior_block",
@@ -50,6 +51,10 @@ __all__ = [
 
 LARGEST_DENSE_FIELD = 200
 """Unknowns of a field of a sparse precision up to which a dense one takes its place, and dense algebra is as fast."""
+_ISLANDS = (
+    "Islands are allowed in GaussianMarkovRandomField(graph.scaled, null_space=graph.null_space, sum_to_zero=True), "
+    "which is zero on them, with graph = graph_precision(adjacency), and in leroux(graph, correlation)."
+)
 _LARGEST_FIELD = 1024
 """Unknowns of a field up to which a dense precision is all there is, as of several fields in a plate."""
 
@@ -87,8 +92,10 @@ def is_gaussian(fn: dist.Distribution) -> bool:
 
 
 def why_not_read(fn: dist.Distribution) -> str | None:
-    """Obstacle to reading a Gaussian Markov random field, and what to do instead; ``None`` of all others."""
+    """Obstacle to reading a field on a graph, and what to do instead; ``None`` of all others."""
     base = unwrap(fn)
+    if isinstance(base, dist.CAR):
+        return _why_not_car(base.adj_matrix)
     if not isinstance(base, GaussianMarkovRandomField):
         return None
     size = base.event_shape[0]
@@ -106,6 +113,23 @@ def why_not_read(fn: dist.Distribution) -> str | None:
             "kronecker(...) for all of them, or sample the model by NUTS, which keeps the precision sparse"
         )
     return None
+
+
+def _why_not_car(adjacency: Any) -> str | None:
+    islands = "" if isinstance(adjacency, jax.core.Tracer) else islands_of(adjacency)
+    if not islands:
+        return None
+    return f"is a CAR field of a graph with islands, so that it has no density. {islands.removesuffix('.')}"
+
+
+def islands_of(adjacency: Any) -> str:
+    """Sentences that name the nodes without neighbours of an adjacency matrix, dense or of SciPy, and say what to do;
+    empty where there are none."""
+    nodes = np.flatnonzero(np.asarray(adjacency.sum(axis=-1)).reshape(-1) == 0).tolist()
+    if not nodes:
+        return ""
+    shown = ", ".join(map(str, nodes[:10])) + (", ..." if len(nodes) > 10 else "")
+    return f"Nodes {shown} have no neighbours. {_ISLANDS}"
 
 
 def is_sparse_field(fn: dist.Distribution) -> bool:

@@ -58,8 +58,9 @@ def explain_powers(
             f"The {num} equal observations of {name!r} can all be met and have the rank {rank}: as their scale goes to "
             f"zero the evidence grows like its power -{num - rank - corrected:.4g}, whatever the data, so that "
             f"{learned[0]!r} says nothing of these. If they stand for a prior, give it the power of its normaliser, "
-            f"numpyro.factor('normaliser', {num - rank - corrected:.4g} * jnp.log(scale)); or give {learned[0]!r} "
-            "(hyper_values)."
+            f"numpyro.factor('normaliser', {num - rank - corrected:.4g} * jnp.log(scale)), or write that prior itself, "
+            "for differences of neighbours GaussianMarkovRandomField(graph_precision(pairs, num_nodes)"
+            f".precision.scale_by(1 / scale**2), ...); or give {learned[0]!r} (hyper_values)."
         )
     return messages
 

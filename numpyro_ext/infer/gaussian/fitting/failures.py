@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ....linalg.gaussian.design import AnyDesign, DenseDesign, Design, OperatorRows, StateSpaceDesign
-from ....linalg.gaussian.prior import FlatPrior, SparsePrecisionPrior, is_flat, num_flat
+from ....linalg.gaussian.design import AnyDesign, OperatorRows
 from ....potentials import ElementwisePotential, PairPotential
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
@@ -18,17 +17,13 @@ from ...front.results import at_values
 from ..algorithms.algorithm import Algorithm
 from ..algorithms.modes import laplace
 from ..algorithms.values import ExpectationPropagation, Laplace
+from .flat_directions import flat_direction, names_of_blocks
 
-__all__ = ["check_flat_priors", "explain_failure", "not_finite_error"]
+__all__ = ["explain_failure", "not_finite_error"]
 
-_NO_LENGTH = 1e-12
-"""Length of a combination of columns of unit length below which it is zero up to rounding."""
-_PROPER = "dist.Normal(0, 10), or one that adds up to zero (dist.ZeroSumNormal)"
 _LARGEST_WEIGHT = 1e4
 """Second derivative of a log factor, beside which sums over hundreds of them leave a prior of variance one two digits
 in single precision."""
-_LARGEST_MATRIX = 4_000_000
-"""Entries up to which rows that are known by their products are written down to say what is wrong with them."""
 
 
 def not_finite_error(
@@ -47,7 +42,7 @@ def not_finite_error(
 def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], algorithm: Algorithm | None = None) -> str:
     """The likely reason why a form cannot be evaluated, in a sentence that names the site."""
     form = reading.compiled_form(hyper)
-    for name, block in zip(_names_of_blocks(reading, form), form.prior, strict=True):
+    for name, block in zip(names_of_blocks(reading, form), form.prior, strict=True):
         for kind in ("variance", "covariance", "precision"):
             value = getattr(block, kind, None)
             if value is None:
@@ -84,7 +79,7 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], alg
                 "fewer), which matching moments needs for every element of which the data say nothing: leave these "
                 "out, give more degrees of freedom, or use VariationalGaussian, which needs no variance."
             )
-    undetermined = _flat_direction(reading, form)
+    undetermined = flat_direction(reading, form)
     if undetermined is not None:
         return undetermined
     broken = _broken_factor(reading, form)
@@ -105,65 +100,6 @@ def explain_failure(reading: LatentGaussianReading, hyper: dict[str, Array], alg
         "Prior and data are finite, so the algorithm itself failed: try damping, other starting values (init_values) "
         "or float64 (numpyro.enable_x64())."
     )
-
-
-def check_flat_priors(reading: LatentGaussianReading, hyper: dict[str, Array]) -> None:
-    """Refuse flat priors of what observations do not determine: there is no posterior, though rounding may make one.
-
-    :param LatentGaussianReading reading: of the model.
-    :param dict hyper: all hyperparameters, constrained.
-    :raises ValueError: naming the site and its elements.
-    """
-    expected = reading.abstract_form
-    # Rows that are known by their products are not written down where nothing has failed.
-    if any(map(is_flat, expected.prior)) and not isinstance(expected.design, OperatorRows):
-        found = _flat_direction(reading, reading.compiled_form(hyper))
-        if found is not None:
-            raise ValueError(f"The log evidence is not finite{at_values(hyper)}. {found}")
-
-
-def _flat_direction(reading: LatentGaussianReading, form: LatentGaussian) -> str | None:
-    """A direction of the sites with a flat prior in which no predictor changes."""
-    design = _entries(form.design)
-    widths = list(map(num_flat, form.prior))
-    if design is None or design.num_rows * sum(widths) > _LARGEST_MATRIX:
-        return None
-    in_use = design.scale_rows(jnp.concatenate(form.observed).astype(form.offset.dtype))
-    parts, places, start = [np.zeros((design.num_rows, 0))], [], 0
-    for name, block, width in zip(_names_of_blocks(reading, form), form.prior, widths, strict=True):
-        own = in_use.column_range(start, block.size)
-        if isinstance(block, FlatPrior):
-            parts.append(np.asarray(own.to_dense(), float))
-            places += [(name, f"element {element}") for element in range(width)]
-        elif isinstance(block, SparsePrecisionPrior) and width and block.directions is not None:
-            along = np.asarray(own.matvec(block.directions.T).T, float)
-            size = float(jnp.sqrt(jnp.sum(own.squared().matvec(jnp.ones(block.size, form.offset.dtype)))))
-            parts.append(np.where(np.linalg.norm(along, axis=0) > _NO_LENGTH * size, along, 0.0))
-            places += [(name, f"null space (column {column})") for column in range(width)]
-        start += block.size
-    found = [places[k] for k in _undetermined(np.concatenate(parts, axis=1))]
-    if not found:
-        return None
-    sites = list(dict.fromkeys(name for name, _ in found))
-    if len(sites) > 1:
-        said = (
-            f"priors of sites {sites} are flat, and the observations do not change along a direction of them together"
-        )
-        return f"The {said}, as an intercept and effects of all groups have. Give a proper prior, such as {_PROPER}."
-    shown = ", ".join(place.removeprefix("element ") for _, place in found[:5]) + (", ..." if len(found) > 5 else "")
-    said = (
-        f"do not change if the same is added to its elements {shown}, as where they are only compared with each other"
-    )
-    if len(found) == 1:
-        said = f"say nothing of its {found[0][1]}"
-    return (
-        f"The prior of site {sites[0]!r} is flat, and the observations {said}. Give a proper prior, such as {_PROPER}."
-    )
-
-
-def _names_of_blocks(reading: LatentGaussianReading, form: LatentGaussian) -> Sequence[str]:
-    alike = len(reading.field) == len(form.prior)
-    return reading.field if alike else [f"block {i}" for i in range(len(form.prior))]
 
 
 def _no_maximum(reading: LatentGaussianReading, form: LatentGaussian) -> str | None:
@@ -252,23 +188,3 @@ def _few_digits(reading: LatentGaussianReading, form: LatentGaussian) -> str | N
 def _numbers(design: AnyDesign) -> AnyDesign | Array:
     """Arrays of which none is finite where an entry is not."""
     return design.matvec(jnp.ones((design.num_columns,))) if isinstance(design, OperatorRows) else design
-
-
-def _entries(design: AnyDesign) -> Design | None:
-    """The design with its entries, if these are known or few enough to be found."""
-    if isinstance(design, OperatorRows) and design.num_rows * design.num_columns <= _LARGEST_MATRIX:
-        return DenseDesign(design.to_dense())
-    return None if isinstance(design, StateSpaceDesign | OperatorRows) else design
-
-
-def _undetermined(matrix: np.ndarray) -> np.ndarray:
-    """Columns that move together along a direction in which no row changes; none if there is no such."""
-    length = np.linalg.norm(matrix, axis=0)
-    # In units of each column, of which others may be small: columns alike to many digits are determined, if badly.
-    unit = np.where(length > 0.0, length, 1.0)
-    _, size, directions = np.linalg.svd(np.linalg.qr(matrix / unit, mode="r"))
-    size = np.append(size, np.zeros(matrix.shape[1] - size.size))
-    null = np.linalg.qr((directions[size <= _NO_LENGTH] / unit).T)[0].T
-    projection = null.T @ null
-    which = int(np.argmax(np.diag(projection))) if null.size else 0
-    return np.flatnonzero(np.abs(projection[which]) > 1e-3) if null.size else np.zeros(0, int)

@@ -22,8 +22,9 @@ from ...hyper.search import EVALUATIONS_PER_CHUNK
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.modes.iterated_modes import largest_residual
 from ..algorithms.pseudo_observations import explain_powers
-from .failures import check_flat_priors, not_finite_error
+from .failures import not_finite_error
 from .fitting_programs import MOST_CURVED, FittingPrograms
+from .flat_directions import check_flat_priors
 from .many import NOTHING_BEGUN, Begun
 
 __all__ = ["RunOptions", "check_skipped", "fit"]

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 
 from ...errors import ModelStructureError, Reason
+from ..priors import islands_of
 
 if TYPE_CHECKING:
     from .recording import Recording
@@ -162,6 +164,8 @@ def execution_error(error: Exception, last_site: str | None, call: ModelCall) ->
     """
     where = f"after site '{last_site}'" if last_site else "before its first site"
     what = _without_columns(str(error).strip(), call) or type(error).__name__
+    if islands := _islands_of_car(error):
+        what = f"{what.rstrip('.')}. {islands}"
     return ModelStructureError(
         f"the model does not run on these arguments; {where}{line_of_model(error, call.model)} it fails with: "
         f"{what.rstrip('.')}. It was given {describe_arguments(call)}. Check their order and shapes, "
@@ -169,6 +173,17 @@ def execution_error(error: Exception, last_site: str | None, call: ModelCall) ->
         "positive.",
         reason=Reason.EXECUTION,
     )
+
+
+def _islands_of_car(error: Exception) -> str:
+    """Nodes without neighbours, where NumPyro's CAR field has failed for these."""
+    trace = error.__traceback__
+    while trace is not None:
+        names = trace.tb_frame.f_locals
+        if isinstance(names.get("self"), dist.CAR) and "adj_matrix" in names:
+            return islands_of(names["adj_matrix"])
+        trace = trace.tb_next
+    return ""
 
 
 def _without_columns(words: str, call: ModelCall) -> str:

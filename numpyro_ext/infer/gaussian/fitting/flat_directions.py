@@ -1,0 +1,143 @@
+"""Directions of the unknowns in which no observation changes: without a prior there they have no posterior, and with
+one it is this prior."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ....linalg.gaussian.design import AnyDesign, DenseDesign, Design, OperatorRows, StateSpaceDesign
+from ....linalg.gaussian.prior import DiagonalPrior, FlatPrior, SparsePrecisionPrior, is_flat, num_flat
+from ....structure import LatentGaussianReading
+from ....structure.latent_gaussian.form import LatentGaussian
+from ...front.results import at_values
+
+__all__ = ["check_flat_priors", "explain_prior_alone", "flat_direction", "names_of_blocks"]
+
+_NO_LENGTH = 1e-12
+"""Length of a combination of columns of unit length below which it is zero up to rounding."""
+_PROPER = "dist.Normal(0, 10), or one that adds up to zero (dist.ZeroSumNormal)"
+_LARGEST_MATRIX = 4_000_000
+"""Entries up to which rows that are known by their products are written down to say what is wrong with them."""
+_MOST_COEFFICIENTS = 10
+"""Independent unknowns of a site up to which they are taken for coefficients."""
+
+
+class _Column(NamedTuple):
+    site: str
+    place: str
+    is_flat: bool
+
+
+def check_flat_priors(reading: LatentGaussianReading, hyper: dict[str, Array]) -> None:
+    """Refuse flat priors of what observations do not determine: there is no posterior, though rounding may make one.
+
+    :param LatentGaussianReading reading: of the model.
+    :param dict hyper: all hyperparameters, constrained.
+    :raises ValueError: naming the site and its elements.
+    """
+    if _may_be_undetermined(reading):
+        found = flat_direction(reading, reading.compiled_form(hyper))
+        if found is not None:
+            raise ValueError(f"The log evidence is not finite{at_values(hyper)}. {found}")
+
+
+def explain_prior_alone(reading: LatentGaussianReading, hyper: dict[str, Array]) -> list[str]:
+    """A message on coefficients with a proper prior which observations do not tell from what is flat, if there are any:
+    along such a direction the posterior is that prior."""
+    if not _may_be_undetermined(reading):
+        return []
+    found = _moving_together(reading, reading.compiled_form(hyper), _MOST_COEFFICIENTS)
+    flat, proper = ({column.site: None for column in found if column.is_flat is kind} for kind in (True, False))
+    if not flat or not proper:
+        return []
+    named, others = (" and ".join(map(repr, names)) for names in (flat, proper))
+    return [
+        f"The observations do not tell {named} from {others}: what is added to one and taken from the other changes "
+        f"nothing, so that there the posterior is the prior of {others}. Predictors are determined all the same. If "
+        f"{others} should have the level alone, let {named} add up to zero (sum_to_zero=True of a "
+        f"GaussianMarkovRandomField, dist.ZeroSumNormal); else leave {others} out."
+    ]
+
+
+def _may_be_undetermined(reading: LatentGaussianReading) -> bool:
+    expected = reading.abstract_form
+    # Rows that are known by their products are not written down where nothing has failed.
+    return any(map(is_flat, expected.prior)) and not isinstance(expected.design, OperatorRows)
+
+
+def flat_direction(reading: LatentGaussianReading, form: LatentGaussian) -> str | None:
+    """A direction of the sites with a flat prior in which no predictor changes, in words."""
+    found = _moving_together(reading, form)
+    if not found:
+        return None
+    sites = list(dict.fromkeys(column.site for column in found))
+    if len(sites) > 1:
+        said = (
+            f"priors of sites {sites} are flat, and the observations do not change along a direction of them together"
+        )
+        return f"The {said}, as an intercept and effects of all groups have. Give a proper prior, such as {_PROPER}."
+    places = [column.place for column in found]
+    shown = ", ".join(place.removeprefix("element ") for place in places[:5]) + (", ..." if len(places) > 5 else "")
+    said = (
+        f"do not change if the same is added to its elements {shown}, as where they are only compared with each other"
+    )
+    if len(found) == 1:
+        said = f"say nothing of its {places[0]}"
+    return (
+        f"The prior of site {sites[0]!r} is flat, and the observations {said}. Give a proper prior, such as {_PROPER}."
+    )
+
+
+def names_of_blocks(reading: LatentGaussianReading, form: LatentGaussian) -> Sequence[str]:
+    """Sites of the prior blocks, where there is one block for each."""
+    alike = len(reading.field) == len(form.prior)
+    return reading.field if alike else [f"block {i}" for i in range(len(form.prior))]
+
+
+def _moving_together(reading: LatentGaussianReading, form: LatentGaussian, most_proper: int = 0) -> list[_Column]:
+    """What is flat, and independent unknowns of up to ``most_proper`` a site, that move together along a direction in
+    which no predictor changes."""
+    design = _entries(form.design)
+    widths = list(map(num_flat, form.prior))
+    if design is None or design.num_rows * sum(widths) > _LARGEST_MATRIX:
+        return []
+    in_use = design.scale_rows(jnp.concatenate(form.observed).astype(form.offset.dtype))
+    parts, columns, start = [np.zeros((design.num_rows, 0))], list[_Column](), 0
+    for name, block, width in zip(names_of_blocks(reading, form), form.prior, widths, strict=True):
+        own = in_use.column_range(start, block.size)
+        is_proper = isinstance(block, DiagonalPrior) and block.size <= most_proper
+        if isinstance(block, FlatPrior) or is_proper:
+            parts.append(np.asarray(own.to_dense(), float))
+            columns += [_Column(name, f"element {element}", not is_proper) for element in range(block.size)]
+        elif isinstance(block, SparsePrecisionPrior) and width and block.directions is not None:
+            along = np.asarray(own.matvec(block.directions.T).T, float)
+            size = float(jnp.sqrt(jnp.sum(own.squared().matvec(jnp.ones(block.size, form.offset.dtype)))))
+            parts.append(np.where(np.linalg.norm(along, axis=0) > _NO_LENGTH * size, along, 0.0))
+            columns += [_Column(name, f"null space (column {column})", True) for column in range(width)]
+        start += block.size
+    return [columns[k] for k in _undetermined(np.concatenate(parts, axis=1))]
+
+
+def _entries(design: AnyDesign) -> Design | None:
+    """The design with its entries, if these are known or few enough to be found."""
+    if isinstance(design, OperatorRows) and design.num_rows * design.num_columns <= _LARGEST_MATRIX:
+        return DenseDesign(design.to_dense())
+    return None if isinstance(design, StateSpaceDesign | OperatorRows) else design
+
+
+def _undetermined(matrix: np.ndarray) -> np.ndarray:
+    """Columns that move together along a direction in which no row changes; none if there is no such."""
+    length = np.linalg.norm(matrix, axis=0)
+    # In units of each column, of which others may be small: columns alike to many digits are determined, if badly.
+    unit = np.where(length > 0.0, length, 1.0)
+    _, size, directions = np.linalg.svd(np.linalg.qr(matrix / unit, mode="r"))
+    size = np.append(size, np.zeros(matrix.shape[1] - size.size))
+    null = np.linalg.qr((directions[size <= _NO_LENGTH] / unit).T)[0].T
+    projection = null.T @ null
+    which = int(np.argmax(np.diag(projection))) if null.size else 0
+    return np.flatnonzero(np.abs(projection[which]) > 1e-3) if null.size else np.zeros(0, int)
