@@ -16,6 +16,7 @@ from numpyro_ext.distributions import GaussianMarkovRandomField, graph_precision
 from numpyro_ext.infer.gaussian.algorithms.modes import laplace
 from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation
 from numpyro_ext.infer.gaussian.integration.simplified_laplace import simplified_laplace_marginals
+from numpyro_ext.linalg.sparse_cholesky import numeric
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from tests.compilations import compiled_programs
 
@@ -86,6 +87,45 @@ def test_sparse_algebra_agrees_with_dense(algorithm, kind):
     assert "sparse precision: 454 unknowns" in reading.describe()
     for found, expected in zip(jax.tree.leaves(sparse), jax.tree.leaves(dense), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["constant", "leroux"])
+def test_what_a_fit_holds_is_what_others_would_compute_again(kind, monkeypatch):
+    """The factor at the mode serves the posterior, and the evidence with its gradient, which make none."""
+    reading = read_latent_gaussian(functools.partial(icar, kind=kind), DATA)
+    factorise, made = numeric.factorise, []
+    monkeypatch.setattr(numeric, "factorise", lambda *args: made.append(1) or factorise(*args))
+
+    @jax.jit
+    def hold(hyper):
+        form = reading.form(hyper, reading.data)
+        return laplace.solve_and_hold(form, laplace.init(form), tol=1e-9)
+
+    @jax.jit
+    def evidence(hyper, state, held):
+        return jax.value_and_grad(
+            lambda hyper: laplace.log_evidence(reading.form(hyper, reading.data), state, held=held)
+        )(hyper)
+
+    hyper = {"tau": jnp.asarray(0.7), "s": jnp.asarray(0.4)}
+    state, info, held = jax.block_until_ready(hold(hyper))
+    assert info.converged
+    answers, counts = [], []
+    for given in (held, None):
+        made.clear()
+        answers.append(jax.block_until_ready(evidence(hyper, state, given)))
+        counts.append(len(made))
+    # what is left are factors of a prior whose log determinant is not known
+    assert counts[1] == counts[0] + 1
+    assert kind != "constant" or counts[0] == 0
+    found, expected = answers
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8), found, expected)
+    np.testing.assert_allclose(info.objective, expected[0], rtol=1e-10)
+    again = laplace.posterior(reading.form(hyper, reading.data), state).condition()
+    for one, other in zip(held.marginals(), again.marginals(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(held.unknowns(), again.unknowns(), atol=1e-8)
 
 
 @pytest.mark.thorough

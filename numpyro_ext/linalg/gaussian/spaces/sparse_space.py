@@ -158,15 +158,15 @@ class SparseSpace(_OnlyParallel, OneBlock):
         self,
         site_precision: Array,
         site_shift: Array,
-        near: Array | None = None,
         held: SparseFactor | None = None,
+        near: Array | None = None,
     ) -> SparsePosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
 
         :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
         :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
-        :param jax.Array near: coordinates near the mean, from which iterations start; factors need none.
         :param SparseFactor held: factor for these precisions, where it is at hand; see :meth:`.SparseFactor.held`.
+        :param jax.Array near: coordinates near the mean, from which iterations start; factors need none.
         :return: the posterior; all nan where it is improper.
         """
         pattern = self.layout.pattern

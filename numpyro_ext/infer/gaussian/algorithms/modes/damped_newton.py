@@ -160,7 +160,7 @@ def newton_step(
         shift = own * state.predictor + slope
         conditioned: LinearGaussianPosterior
         if isinstance(prior, SparseSpace):
-            conditioned = prior.condition(own, shift, state.coordinates)
+            conditioned = prior.condition(own, shift, near=state.coordinates)
         else:
             conditioned = prior.condition(own, shift)
         return number + 1, _direction(form, prior, conditioned, state, own, target)

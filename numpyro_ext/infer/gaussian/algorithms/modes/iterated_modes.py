@@ -56,7 +56,7 @@ def only_solution(
     far as iterations find it."""
     value, slope, curvature = derivatives(form, predictor)
     current = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(coordinates, coordinates)
-    posterior = prior.condition(curvature, curvature * predictor + slope, coordinates)
+    posterior = prior.condition(curvature, curvature * predictor + slope, near=coordinates)
     for _ in range(_CORRECTIONS if coordinates.dtype == jnp.float32 else 0):
         mode = posterior.coordinates
         gradient = joint_gradient(prior, mode, derivatives(form, prior.predictor(mode))[1])

@@ -60,7 +60,7 @@ def at_point(
     prior = gaussian_prior(form, space)
     value, _, curvature = derivatives(form, prior.predictor(coordinates))
     assert isinstance(prior, BorderSpace | SparseSpace)
-    conditioned: HeldPosterior = prior.condition(curvature, jnp.zeros_like(curvature), held=held)  # type: ignore[arg-type]
+    conditioned: HeldPosterior = prior.condition(curvature, jnp.zeros_like(curvature), held)  # type: ignore[arg-type]
     energy = 0.5 * prior.inner(coordinates, coordinates)
     total = form.log_constant + jnp.sum(value) - energy + conditioned.log_volume()
     return total, conditioned
