@@ -255,7 +255,7 @@ def test_draws_have_the_moments_of_the_posterior():
 def test_a_point_near_the_solution_gives_digits_of_the_distance():
     space = _space(0.6, jnp.asarray(VALUES), True)
     mean = space.condition(PRECISION, SHIFT).coordinates
-    again = space.condition(PRECISION, SHIFT, mean)
+    again = space.condition(PRECISION, SHIFT, near=mean)
     assert float(jnp.max(jnp.abs(again.coordinates - mean))) < 1e-14
     gradient = jnp.zeros_like(mean).at[0, 3].set(2.0)
     distance, residual = again.distance_to_mean(gradient)
