@@ -236,8 +236,7 @@ class Engine(GaussianAnswers):
     def _explain(self, reading: LatentGaussianReading, found: Fit, algorithm: Algorithm) -> list[str]:
         """Explain the end of a fit by the factors of the model."""
         messages = [] if algorithm.sees_all_modes else explain_two_modes(reading, found.hyper)
-        messages += explain_prior_alone(reading, found.hyper)
-        return messages + explain_masked_data(reading.sites)
+        return [*messages, *explain_prior_alone(reading, found.hyper), *explain_masked_data(reading.sites)]
 
     def _keep(self, run: FinishedRun, labels: Labels | None = None) -> None:
         self._last_state = run.fit.last_state

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .elimination_tree import EliminationTree
+from .front_times import LARGEST_BATCHED, seconds_of_front, share_sizes
 from .pattern import SparsePattern
 
 __all__ = ["Batch", "Children", "make_batches"]
 
 Indices = NDArray[np.int32]
 
-# Seconds of a front, of each of its numbers, and of each multiplication and addition, as measured: a supernode joins
-# its parent where that saves time.
-_PER_FRONT, _PER_NUMBER, _PER_FLOP = 1.5e-6, 5e-9, 3e-10
-# Seconds of the calls that a batch takes, and of those for each column that its fronts have, as measured: fronts of one
-# height share a batch where that saves time.
-_PER_BATCH, _PER_COLUMN = 5e-5, 1.5e-6
 # Fronts are padded to the next of these sizes, and of all others to nothing.
 _PADDED = np.array([1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64])
-# Larger fronts are eliminated one by one.
-LARGEST_BATCHED = 96
 # So many numbers of a batch stay in the cache.
 _NUMBERS_IN_BATCH = 2**17
 # Up to so many places of Schur complements in the fronts of parents are kept; beyond, they are found each time.
@@ -146,13 +137,13 @@ def _relaxed_supernodes(tree: EliminationTree) -> tuple[_Supernodes, NDArray[np.
     parent = np.append(owner, number)[tree.parent[last]].tolist()
     below = (tree.counts[last] - 1).tolist()
     own = (last - start + 1).tolist()
-    seconds = [_seconds(k, b) for k, b in zip(own, below, strict=True)]
+    seconds = [seconds_of_front(k, b) for k, b in zip(own, below, strict=True)]
     into = list(range(number))
     for node in range(number):  # children come before parents, so their own columns are known
         above = parent[node]
         if above == number:
             continue
-        joined = _seconds(own[node] + own[above], below[above])
+        joined = seconds_of_front(own[node] + own[above], below[above])
         if joined <= seconds[node] + seconds[above]:
             into[node] = above
             own[above] += own[node]
@@ -167,12 +158,6 @@ def _relaxed_supernodes(tree: EliminationTree) -> tuple[_Supernodes, NDArray[np.
     above = np.asarray(parent)[kept]
     new_parent = np.append(new, kept.size)[above]
     return _Supernodes(first, new_parent, np.asarray(below)[kept]), renumbering
-
-
-def _seconds(own: int, below: int) -> float:
-    """Predicted time of a front: its factorisation, and what it adds to its parent."""
-    flops = own**3 / 3 + own * own * below + own * below * below
-    return _PER_FRONT + _PER_NUMBER * (own + below) ** 2 + _PER_FLOP * flops
 
 
 def _heights(parent: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -246,7 +231,7 @@ def _batches(
     is_small = own + below <= LARGEST_BATCHED
     padded_own = np.where(is_small, _padded(own), own)
     padded_below = np.where(is_small & (below > 0), _padded(below), below)
-    _share_sizes(height, padded_own, padded_below, np.flatnonzero(is_small))
+    share_sizes(height, padded_own, padded_below, np.flatnonzero(is_small))
     front = padded_own + padded_below
     batch, slot = _assign(height, padded_own, padded_below, nodes.parent)
     members = np.lexsort((slot, batch))
@@ -328,51 +313,6 @@ def _with_places(batches: list[Batch]) -> list[Batch]:
         ]
         result.append(batch._replace(children=tuple(children)))
     return result
-
-
-def _share_sizes(
-    height: NDArray[np.int64], own: NDArray[np.int64], below: NDArray[np.int64], small: NDArray[np.int64]
-) -> None:
-    """Pad fronts of one height to sizes of others, in place, where one batch takes less time than two.
-
-    :param small: the fronts that are eliminated together.
-    """
-    kinds, kind, counts = np.unique(
-        np.stack([height[small], own[small], below[small]]), axis=1, return_inverse=True, return_counts=True
-    )
-    found = np.empty((2, counts.size), np.int64)
-    level_of = 2 * kinds[0] + (kinds[2] > 0)  # a root hands nothing on
-    by_size = np.lexsort((kinds[1], kinds[1] + kinds[2], level_of))
-    cuts = np.flatnonzero(np.diff(level_of[by_size])) + 1
-    for level in np.split(by_size, cuts):
-        groups = [(int(kinds[1, k]), int(kinds[2, k]), int(counts[k]), [int(k)]) for k in level]
-        while len(groups) > 1:
-            pairs = [_joined(first, second) for first, second in itertools.pairwise(groups)]
-            gains = [
-                _batch_seconds(*a[:3]) + _batch_seconds(*b[:3]) - _batch_seconds(*joined[:3])
-                for a, b, joined in zip(groups, groups[1:], pairs, strict=False)
-            ]
-            best = int(np.argmax(gains))
-            if gains[best] <= 0.0:
-                break
-            groups[best : best + 2] = [pairs[best]]
-        for columns, rows, _, members in groups:
-            found[:, members] = np.array([[columns], [rows]])
-    own[small], below[small] = found[:, kind.reshape(-1)]
-
-
-_Group = tuple[int, int, int, list[int]]
-
-
-def _joined(first: _Group, second: _Group) -> _Group:
-    return max(first[0], second[0]), max(first[1], second[1]), first[2] + second[2], first[3] + second[3]
-
-
-def _batch_seconds(own: int, below: int, number: int) -> float:
-    """Predicted time of a batch of fronts of one size; none is as large as those that are eliminated one by one."""
-    if own + below > LARGEST_BATCHED:
-        return math.inf
-    return _PER_BATCH + _PER_COLUMN * own + number * _seconds(own, below)
 
 
 def _assign(

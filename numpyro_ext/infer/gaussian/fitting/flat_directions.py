@@ -100,7 +100,7 @@ def names_of_blocks(reading: LatentGaussianReading, form: LatentGaussian) -> Seq
 
 
 def _moving_together(reading: LatentGaussianReading, form: LatentGaussian, most_proper: int = 0) -> list[_Column]:
-    """What is flat, and independent unknowns of up to ``most_proper`` a site, that move together along a direction in
+    """Flat unknowns, and independent ones of up to ``most_proper`` a site, that move together along a direction in
     which no predictor changes."""
     design = _entries(form.design)
     widths = list(map(num_flat, form.prior))

@@ -155,11 +155,7 @@ class SparseSpace(_OnlyParallel, OneBlock):
 
     @jax.jit  # traced once for all that condition
     def condition(
-        self,
-        site_precision: Array,
-        site_shift: Array,
-        held: SparseFactor | None = None,
-        near: Array | None = None,
+        self, site_precision: Array, site_shift: Array, held: SparseFactor | None = None, near: Array | None = None
     ) -> SparsePosterior:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
 
@@ -385,10 +381,8 @@ class SparsePosterior(_OnlyParallel):
         return self._by_chunks(design, of)
 
     def _variance_by_solves(self, design: Design) -> Array:
-        def of(matrix: Array, rows: Array) -> Array:
-            return jnp.sum(matrix * self.factor.solve(matrix.T).T, axis=1)
-
-        return self._corrected(self._by_chunks(design, of), design)
+        found = self._by_chunks(design, lambda matrix, _: jnp.sum(matrix * self.factor.solve(matrix.T).T, axis=1))
+        return self._corrected(found, design)
 
     def _by_chunks(self, design: Design, function: Callable[[Array, Array], object]) -> Any:
         """Results of a function of dense rows and of their numbers, some rows after the other."""
