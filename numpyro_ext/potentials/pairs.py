@@ -52,6 +52,8 @@ class PairPotential(VectorPotential):
     :param bool is_gaussian: whether the logarithm is quadratic in that one.
     :param bool is_mixture: whether a factor is the sum of a function of one predictor and one of the other, as the
         density of an observation that belongs to one of two regressions: posteriors then have several modes.
+    :param columns: ``columns(first, second, *args)``, the same function of the two predictors as arrays ``(n,)`` of
+        their own. Nodes that share one of them then share what is computed of that one alone.
     :param bool has_own_args: whether each array of ``args`` has one element for all factors, or one for each that no
         other factor depends on. What some factors ask for is then computed for them alone.
 
@@ -71,6 +73,7 @@ class PairPotential(VectorPotential):
     is_gaussian: bool = dataclasses.field(default=False, metadata={"static": True})
     is_mixture: bool = dataclasses.field(default=False, metadata={"static": True})
     has_own_args: bool = dataclasses.field(default=False, metadata={"static": True})
+    columns: Callable[..., Array] | None = dataclasses.field(default=None, metadata={"static": True})
 
     has_tilted_moments = True
     is_lower_bound = True
@@ -78,6 +81,11 @@ class PairPotential(VectorPotential):
 
     def log_density(self, eta: ArrayLike) -> Array:
         return self.function(jnp.asarray(eta), *self.args)
+
+    def at(self, inner: Array, outer: Array) -> Array:
+        """Log factors of shape ``(n,)``, at numbers of the inner and of the other predictor."""
+        pair = (inner, outer)[self.inner], (inner, outer)[1 - self.inner]
+        return self.log_density(jnp.stack(pair, -1)) if self.columns is None else self.columns(*pair, *self.args)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
@@ -94,9 +102,14 @@ class PairPotential(VectorPotential):
         return value, jnp.stack([slopes[0], slopes[2]], -1), hessian
 
     def tilted_moments(self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike = 1.0) -> VectorTiltedMoments:
-        return _tilted_moments(self, jnp.asarray(mean), jnp.asarray(covariance), power)
+        return self.tilted_moments_near(mean, covariance, power, mean)
 
-    def chosen(self, rows: Array, num_factors: int) -> VectorPotential:
+    def tilted_moments_near(
+        self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike, near: ArrayLike
+    ) -> VectorTiltedMoments:
+        return _tilted_moments(self, jnp.asarray(mean), jnp.asarray(covariance), power, jnp.asarray(near))
+
+    def chosen(self, rows: Array, num_factors: int) -> _Chosen:
         """Factors with these numbers out of ``num_factors``, at most as many, of those that have own arguments."""
         return _Chosen(self, rows, num_factors)
 
@@ -115,15 +128,18 @@ class PairPotential(VectorPotential):
         return self.tilted_moments(mean, covariance).log_z
 
     @property
+    def outer_first(self) -> np.ndarray:
+        """The numbers of the outer and of the inner predictor."""
+        return self._order[::-1]
+
+    @property
     def _order(self) -> np.ndarray:
         """The inner predictor first; its own inverse."""
         return np.array([self.inner, 1 - self.inner])
 
 
-class _Chosen(VectorPotential):
+class _Chosen:
     """Some factors: all of them are asked, with the arguments of these, since their function has a fixed shape."""
-
-    dimension = 2
 
     def __init__(self, base: PairPotential, rows: Array, num_factors: int) -> None:
         self._number, self._num_factors = len(rows), num_factors
@@ -135,9 +151,11 @@ class _Chosen(VectorPotential):
 
         self._base = dataclasses.replace(base, args=jax.tree.map(own, base.args))
 
-    def log_density(self, eta: ArrayLike) -> Array:
-        filled = jnp.pad(jnp.asarray(eta), ((0, self._num_factors - self._number), (0, 0)), mode="edge")
-        return self._base.log_density(filled)[: self._number]
+        self.outer_first, self.derivatives = base.outer_first, base.derivatives
+
+    def at(self, inner: Array, outer: Array) -> Array:
+        filled = (jnp.pad(part, (0, self._num_factors - self._number), mode="edge") for part in (inner, outer))
+        return self._base.at(*filled)[: self._number]
 
 
 def _twice(function: Callable[[Array], Array], at: Array, one: Array, other: Array) -> tuple[Array, Array, Array]:
@@ -146,7 +164,9 @@ def _twice(function: Callable[[Array], Array], at: Array, one: Array, other: Arr
 
 
 @jax.jit  # traced once, for moments and for derivatives of the log normaliser alone
-def _tilted_moments(factors: PairPotential, mean: Array, covariance: Array, power: ArrayLike) -> VectorTiltedMoments:
+def _tilted_moments(
+    factors: PairPotential, mean: Array, covariance: Array, power: ArrayLike, near: Array
+) -> VectorTiltedMoments:
     """By even nodes where they can be trusted, and one predictor after the other elsewhere, and where the inner
     integral is known in closed form."""
     power = jnp.broadcast_to(jnp.asarray(power, mean.dtype), mean.shape[:-1])
@@ -154,7 +174,7 @@ def _tilted_moments(factors: PairPotential, mean: Array, covariance: Array, powe
         return _nested_moments(factors, factors, mean, covariance, power, 1)
     number = len(power)
     choose = partial(factors.chosen, num_factors=number) if factors.has_own_args else None
-    found, is_trusted = on_plane_nodes(factors, mean, covariance, power, choose)
+    found, is_trusted = on_plane_nodes(factors, mean, covariance, power, choose, near)
     size = number if choose is None else max(1, number // NUM_OUTER)
     copies = number // size
 
@@ -166,19 +186,15 @@ def _tilted_moments(factors: PairPotential, mean: Array, covariance: Array, powe
 
 
 def _nested_moments(
-    kind: PairPotential, own: VectorPotential, mean: Array, covariance: Array, power: Array, copies: int
+    kind: PairPotential, own: PairPotential | _Chosen, mean: Array, covariance: Array, power: Array, copies: int
 ) -> VectorTiltedMoments:
     """Moments by integrals over one predictor given the other, whatever the shape of the tilted densities.
 
     :param own: the factors, so many times.
     """
     order = kind._order
-
-    def log_factor(inner: Array, outer: Array) -> Array:
-        return own.log_density(jnp.stack([inner, outer], axis=-1)[..., order])
-
     swapped = mean[..., order], covariance[..., order, :][..., order]
-    found = tilted_moments(log_factor, *swapped, power, kind.is_gaussian, copies)
+    found = tilted_moments(own.at, *swapped, power, kind.is_gaussian, copies)
     return VectorTiltedMoments(found.log_z, found.mean[..., order], found.covariance[..., order, :][..., order])
 
 

@@ -99,9 +99,20 @@ class ElementwiseFactor(ByContent):
         """
         return jax.jit(self._log_density)
 
+    @cached_property
+    def log_density_of_columns(self) -> Callable[..., Array]:
+        """The same of two columns of predictors, see :attr:`.PairPotential.columns`."""
+        return jax.jit(self._of_columns)
+
     @property
     def _modifiers(self) -> list[Atom]:
         return [self.traced.mask, Constant(1.0) if self.traced.scale is None else self.traced.scale]
+
+    @property
+    def _are_columns(self) -> bool:
+        """True if the values cut at are the first and the second predictors of pairs."""
+        sizes = [np.prod(self.program.shape(atom)) for atom in self.cut]
+        return self._places is None and sizes == [self.num_factors, self.num_factors]
 
     def _have_own_arguments(self, atoms: Sequence[Atom]) -> bool:
         large = [n for n in self.given if np.prod(self.program.shape(n)) != 1]
@@ -118,6 +129,8 @@ class ElementwiseFactor(ByContent):
         return all(target is None for target in self._targets)
 
     def _log_density(self, eta: Array, *values: Any) -> Array:
+        if self._are_columns:
+            return self._of_columns(eta[:, 0], eta[:, 1], *values)
         env = dict(zip(self.given, values, strict=False))
         shapes = [self.program.shape(atom) for atom in self.cut]
         sizes = [int(np.prod(shape)) for shape in shapes]
@@ -126,17 +139,25 @@ class ElementwiseFactor(ByContent):
             # What nobody sees, as the case that is not selected, has a predictor of another in its place.
             unseen = [jax.lax.stop_gradient(eta) if n == eta.size else jnp.zeros((n,), eta.dtype) for n in sizes]
             flat = jnp.concatenate([x.reshape(-1) for x in unseen]).at[env[self._places]].set(eta)
-        pieces = jnp.split(flat, np.cumsum(sizes)[:-1])
-        if self._places is None and eta.shape == (sizes[0], len(sizes)):
-            pieces = [eta[:, k] for k in range(len(sizes))]
+        return self._total(jnp.split(flat, np.cumsum(sizes)[:-1]), env, values)
+
+    def _of_columns(self, first: Array, second: Array, *values: Any) -> Array:
+        """The same where each predictor of a pair is an array of its own."""
+        if self._are_columns:
+            return self._total([first, second], dict(zip(self.given, values, strict=False)), values)
+        return self._log_density(jnp.stack([first, second], axis=-1), *values)
+
+    def _total(self, pieces: Sequence[Array], env: dict[int, Any], values: tuple[Any, ...]) -> Array:
+        """The sum of the terms, with the elements of the values cut at."""
+        dtype, shapes = pieces[0].dtype, [self.program.shape(atom) for atom in self.cut]
         env |= {a: jnp.reshape(piece, shape) for a, piece, shape in zip(self.cut, pieces, shapes, strict=True)}
         mask, scale = self.program.evaluate(self._modifiers, env)
-        total = values[-1].astype(eta.dtype) if self.fixed else jnp.zeros((self.num_factors,), eta.dtype)
+        total = values[-1].astype(dtype) if self.fixed else jnp.zeros((self.num_factors,), dtype)
         for term, target in zip(self.varying, self._targets, strict=True):
             value = scale * term.coefficient(self.program, env) * self.program.evaluate([term.atom], env)[0]
             if not self.is_one_to_one:
                 value = jnp.where(mask, value, 0.0)
-            total = _add_to(total, None if target is None else env[target], jnp.reshape(value, -1).astype(eta.dtype))
+            total = _add_to(total, None if target is None else env[target], jnp.reshape(value, -1).astype(dtype))
         return total
 
     def observed(self, env: Env) -> Array:

@@ -116,7 +116,8 @@ class _OfPairs(ByContent):
 
     def __call__(self, env: Env) -> tuple[Built, Array]:
         factor = self.factor
-        potential = PairPotential(factor.log_density, factor.arguments(env), *self.kind, factor.has_own_arguments)
+        given = (factor.log_density, factor.arguments(env), *self.kind)
+        potential = PairPotential(*given, factor.has_own_arguments, factor.log_density_of_columns)
         return Built(VectorRows(potential)), jnp.repeat(factor.observed(env), len(row_directions(2)))
 
 

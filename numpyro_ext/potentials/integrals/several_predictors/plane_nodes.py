@@ -1,17 +1,18 @@
-r"""Even nodes in the plane for tilted densities of smooth factors of two predictors, and a check of the sum.
+r"""Product rules in the plane for tilted densities of smooth factors of two predictors, and a check of the sum.
 
-The nodes are laid around the mode, in the axes in which both the Gaussian and the curvature of the factor there are
-diagonal. On an analytic integrand the trapezoidal rule converges so fast that every halving of its step about squares
-its error (Trefethen and Weideman 2014, theorem 5.1), so the sums over every second row, every second column and one
-colour of the checkerboard tell whether the sum over all nodes can be trusted. What each of these sums misses of the
-Gaussian itself is known and taken out.
+Nodes are laid around the mode, in units of the curvature there, on lines along one predictor: the *inner* one. What a
+factor computes of the other, *outer* predictor alone is then computed once a line. Most densities are near a Gaussian,
+and served by a short rule of Gauss and Hermite. Where the coefficients of high polynomials do not die out, the
+trapezoidal rule takes its place: on an analytic integrand every halving of its step about squares its error (Trefethen
+and Weideman 2014, theorem 5.1), so sums over every second row, column and diagonal tell whether that over all nodes can
+be trusted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -19,36 +20,56 @@ import numpy as np
 from jax import Array, lax
 
 from ....linalg.in_range import rows_of
-from ...vector import VectorPotential, VectorTiltedMoments
+from ...vector import VectorTiltedMoments
 from ..tilted.tilted_moments import sum_over_nodes
 from .few_rows import for_few_rows
 
-__all__ = ["Chosen", "on_plane_nodes"]
+__all__ = ["Chosen", "PlaneFactors", "on_plane_nodes"]
 
 _LOG_2PI = math.log(2.0 * math.pi)
 _MOST_CLIMBS = 30
 _LONGEST_CLIMB = 3.0
 """Standard deviations of the cavity."""
-_NEAR = 1e-2
-"""Twice the height, in nats, that a mode may be below the true one."""
+_NEAR = 0.1
+"""Twice the height, in nats, that the last place may be below the mode, to which one more step is made blindly."""
 _LEAST_CURVATURE = 0.4
 """In units of that of the cavity, in which the nodes are laid where the tilted density is wider than that."""
 _NARROW = 0.36
 """Variance of the tilted density along an axis, in units of that of the cavity, below which the rest is looked at."""
 _LEAST_BATCH = 16
 """Rows that are looked at again together, where these are a few."""
+_FARTHEST = 6.0
+"""Standard deviations of the cavity, beyond which a place that is given is none to begin at."""
 _SCAN = np.linspace(-6.0, 6.0, 13)
 _LOW, _LOWEST = 24.0, 200.0
 """Nats below the mode where there is no mass, and where another mode is none of importance."""
 
 
+class PlaneFactors(Protocol):
+    """Factors of two predictors, given along lines of one of them."""
+
+    @property
+    def outer_first(self) -> np.ndarray:
+        """The numbers of the outer and of the inner predictor."""
+        ...
+
+    def derivatives(self, eta: Array) -> tuple[Array, Array, Array]: ...
+
+    def at(self, inner: Array, outer: Array) -> Array:
+        """Log factors, each at its own two numbers, shape ``(n,)``."""
+        ...
+
+
 class _Frame(NamedTuple):
-    """Coordinates ``z = center + axes x``, in which ``z`` is standard normal under the cavity."""
+    """Coordinates ``z = center + axes x``, in which ``z`` is standard normal under the cavity.
+
+    The outer predictor is a function of the first one of each alone.
+    """
 
     center: Array
     """Shape ``(n, 2)``."""
     axes: Array
-    """Shape ``(n, 2, 2)``."""
+    """Lower triangular, shape ``(n, 2, 2)``."""
 
 
 class _Climb(NamedTuple):
@@ -63,61 +84,65 @@ class _Climb(NamedTuple):
     is_there: Array
 
 
-class _Lattice(NamedTuple):
-    """Nodes, and what each adds to the sums over all of them and over parts of them."""
+class _Rule(NamedTuple):
+    """Nodes on a line, and what each adds to the sums over all of them.
+
+    The first three sums are the coefficients of the first Hermite polynomials, which are the moments. The others, of
+    each of these with the first three of the other axis, are next to nothing where the rule is right.
+    """
 
     position: np.ndarray
-    """Shape ``(size, 2)``."""
+    """Shape ``(size,)``."""
     weight: np.ndarray
     """Shape ``(size, sums)``."""
-    tolerance: float
-    """Allowed change of moments with a part of the nodes, in units of the deviations."""
 
     def in_blocks(self, copies: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions and weights, filled up with nodes of no weight, of shapes ``(blocks, nodes, copies, ...)``."""
-        size = _NODES_TOGETHER * copies
-        pad = ((0, -len(self.weight) % size), (0, 0))
-        position, weight = (np.pad(x, pad).reshape(-1, size, x.shape[1]) for x in (self.position, self.weight))
-        return position.reshape(-1, _NODES_TOGETHER, copies, 2), weight
+        """Positions and weights, filled up with nodes of no weight, of shapes ``(blocks, copies, ...)``."""
+        pad = -len(self.position) % copies
+        position, weight = np.pad(self.position, (0, pad)), np.pad(self.weight, ((0, pad), (0, 0)))
+        return position.reshape(-1, copies), weight.reshape(-1, copies, weight.shape[1])
 
 
-_POWERS = np.array([[0, 0], [1, 0], [0, 1], [2, 0], [0, 2], [1, 1]])
-_MOMENTS_OF_NORMAL = np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
-_NUM_PARTS, _NODES_TOGETHER = 4, 32
+def _hermite(position: np.ndarray, degree: int) -> np.ndarray:
+    """Hermite polynomials that are orthonormal under the standard normal density, shape ``(size, degree + 1)``."""
+    scale = np.sqrt([float(math.factorial(k)) for k in range(degree + 1)])
+    return np.polynomial.hermite_e.hermevander(position, degree) / scale
 
 
-def _lattice(spacing: float, reach: float, tolerance: float, stretch: float = 0.0) -> _Lattice:
-    """Even nodes in a disc, or in one of ``sinh(stretch u) / stretch`` where tails are to be followed.
+def _gauss_hermite(size: int) -> _Rule:
+    """The rule of Gauss and Hermite, for functions that are smooth in the units of the frame.
 
-    The sums are the mass, means and second moments: by all nodes, by every second row, column, and diagonal, each so
-    scaled that it is exact for the standard normal density; and the mass in the outermost ring.
+    Ratios to the standard normal density are sums of Hermite polynomials. The last two coefficients that the nodes
+    tell apart say how fast these sums converge; the rule misses those of about twice the degree.
+    """
+    position, weight = np.polynomial.hermite_e.hermegauss(size)
+    polynomials = _hermite(position, size - 1)
+    weight = weight * np.exp(0.5 * position**2)
+    return _Rule(position, weight[:, None] * polynomials[:, [0, 1, 2, size - 2, size - 1]])
+
+
+def _trapezoidal(spacing: float, reach: float, stretch: float) -> _Rule:
+    """Even nodes in ``u`` at ``sinh(stretch u) / stretch``, where tails are to be followed.
+
+    The error is told by sums of alternating sign, which are what halves of the nodes differ by, and by the mass at the
+    ends.
     """
     most = round(reach / spacing)
-    steps = np.stack(np.meshgrid(*[np.arange(-most, most + 1)] * 2, indexing="ij"), axis=-1).reshape(-1, 2)
-    u = steps * spacing
-    is_in_disc = np.linalg.norm(u, axis=1) < reach + 1e-9
-    steps, u = steps[is_in_disc], u[is_in_disc]
-    is_outer = np.linalg.norm(u, axis=1) > reach - 1.0
-    position, measure = u, np.ones(len(u))
-    if stretch:
-        position, measure = np.sinh(stretch * u) / stretch, np.prod(np.cosh(stretch * u), axis=1)
-    terms = np.prod(position[:, None] ** _POWERS, axis=-1) * measure[:, None] * spacing**2
-    density = np.exp(-0.5 * np.sum(position**2, axis=1)) / (2.0 * math.pi)
-    is_in = np.stack([np.ones(len(steps), bool), *(steps.T % 2 == 0), steps.sum(1) % 2 == 0], axis=-1)
-    weights = []
-    for part in is_in.T:
-        own = terms * part[:, None]
-        found = density @ own
-        scale = np.where(_MOMENTS_OF_NORMAL > 0, 1.0 / np.where(_MOMENTS_OF_NORMAL > 0, found, 1.0), 1.0 / found[0])
-        weights.append(own * scale)
-    weight = np.concatenate([*weights, (terms[:, :1] * is_outer[:, None])], axis=1)
-    return _Lattice(position, weight, tolerance)
+    step = np.arange(-most, most + 1)
+    position = np.sinh(stretch * step * spacing) / stretch
+    weight = spacing * np.cosh(stretch * step * spacing)[:, None] * _hermite(position, 2)
+    is_end = (np.abs(step) == most)[:, None]
+    return _Rule(position, np.concatenate([weight, weight * (-1.0) ** step[:, None], _ENDS * weight * is_end], axis=1))
 
 
+_ENDS = 1e3
+"""Times that less mass is allowed at the ends than what moments may change by with a half of the nodes."""
+_TOLERANCE = 1e-4
+"""Allowed size of sums that are nothing where a rule is right, in units of the mass and of the deviations."""
 _REACH = 7.0
-"""Standard deviations up to which the first nodes lie."""
+"""Standard deviations up to which the first nodes know the density."""
 _LONG_REACH = 10.0
-_SHORT, _LONG = _lattice(0.7, _REACH, 5e-4), _lattice(0.33, 7.26, 1e-4, stretch=0.3)
+_SHORT, _LONG = _gauss_hermite(13), _trapezoidal(0.33, 7.26, 0.3)
 
 
 class _Sums(NamedTuple):
@@ -131,7 +156,7 @@ class _Sums(NamedTuple):
     is_trusted: Array
 
 
-Chosen = Callable[[Array], VectorPotential]
+Chosen = Callable[[Array], PlaneFactors]
 """Factors of some rows, by the numbers of the rows, which may be repeated."""
 
 
@@ -144,39 +169,50 @@ class _Found(NamedTuple):
 
 
 def on_plane_nodes(
-    factors: VectorPotential, mean: Array, covariance: Array, power: Array, chosen: Chosen | None = None
+    factors: PlaneFactors,
+    mean: Array,
+    covariance: Array,
+    power: Array,
+    chosen: Chosen | None = None,
+    near: Array | None = None,
 ) -> tuple[VectorTiltedMoments, Array]:
     r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, C)`, and where they can be trusted: to ``1e-7`` of a standard
     deviation for smooth factors in double precision, to about ``1e-4`` where a factor has a kink that the nodes
     do not see, and to ``1e-4`` in single precision.
 
-    Nodes 0.7 standard deviations apart serve densities near a Gaussian. For the factors that they do not serve,
-    others are laid around the moments that they have found, closer and further out. A tilted density that is much
+    A product of Gauss-Hermite rules serves densities near a Gaussian. For the factors that it does not serve, even
+    nodes are laid around the moments that it has found, closer and further out. A tilted density that is much
     narrower than the cavity is trusted if it has no other mode and no mass elsewhere in the cavity, as far as a coarse
     grid shows. Differentiable in cavities and in what the log densities know; nodes are held fixed.
 
-    Cost: 320 evaluations, and one with two derivatives for each step to the mode; 1700 more for factors that the first
+    Cost: 169 evaluations, and one with two derivatives for each step to the mode; 2200 more for factors that the first
     nodes do not serve, and for narrow ones: for all if there is one of them, and factors cannot be chosen.
 
-    :param VectorPotential factors: ``n`` factors of two predictors.
+    :param PlaneFactors factors: ``n`` factors of two predictors.
     :param Array mean: cavity means, shape ``(n, 2)``.
     :param Array covariance: cavity covariances, shape ``(n, 2, 2)``.
     :param Array power: the exponent of the factors, shape ``(n,)``.
     :param chosen: makes the factors of some rows, at most ``n``.
+    :param near: where the modes are looked for first, shape ``(n, 2)``; the cavity means otherwise.
     """
-    cavities = _Cavities(mean, covariance, power)
+    order = factors.outer_first
+    cavities = _Cavities(mean[..., order], _ordered(covariance, order), power)
     frozen, fixed = lax.stop_gradient((factors, cavities))
     triangle = _triangle(fixed.covariance)
 
     def climbed(z: Array) -> tuple[Array, Array, Array]:
         """Logarithm of the tilted density, its gradient and minus its Hessian."""
-        value, slope, hessian = frozen.derivatives(fixed.mean + _times(triangle, z))
-        slope, hessian = fixed.power[:, None] * slope, fixed.power[:, None, None] * hessian
+        value, slope, hessian = frozen.derivatives((fixed.mean + _times(triangle, z))[..., order])
+        slope, hessian = fixed.power[:, None] * slope[..., order], fixed.power[:, None, None] * _ordered(hessian, order)
         identity = jnp.eye(2, dtype=z.dtype)
         value = fixed.power * value - 0.5 * jnp.sum(jnp.square(z), axis=-1)
         return value, _times(triangle.mT, slope) - z, identity - triangle.mT @ hessian @ triangle
 
-    frame, height = lax.stop_gradient(_around_mode(climbed, jnp.zeros_like(mean)))
+    start = jnp.zeros_like(mean)
+    if near is not None:  # not further than a mode is looked for
+        away = _solve(triangle, lax.stop_gradient(near)[..., order] - fixed.mean)
+        start = jnp.where(jnp.sum(jnp.square(away), axis=-1, keepdims=True) < _FARTHEST**2, away, 0.0)
+    frame, height = lax.stop_gradient(_around_mode(climbed, start))
     first = _sums(cavities.exponents(factors), height, frame, _SHORT, 1)
     found = _Found(frame, first, jnp.full_like(height, _REACH))
     size, copies = _batches(len(power)) if chosen is not None else (len(power), 1)
@@ -193,7 +229,9 @@ def on_plane_nodes(
         return _moments(own, top, frame, sums), sums.is_trusted & is_alone
 
     served = _moments(cavities, height, frame, first), first.is_trusted
-    return for_few_rows(again, ~first.is_trusted | _is_narrow(frame), served, size)
+    moments, is_trusted = for_few_rows(again, ~first.is_trusted | _is_narrow(frame), served, size)
+    own = VectorTiltedMoments(moments.log_z, moments.mean[..., order], _ordered(moments.covariance, order))
+    return own, is_trusted
 
 
 def _batches(number: int) -> tuple[int, int]:
@@ -202,25 +240,34 @@ def _batches(number: int) -> tuple[int, int]:
     return size, number // size
 
 
+_Exponents = Callable[[Array, Array], Array]
+"""Of the first coordinate in units of the cavity, shape ``(copies, n)``, and so many numbers as its lines have nodes of
+the second, ``(nodes, copies, n)``; of this shape."""
+
+
 class _Cavities(NamedTuple):
+    """In order of the coordinates: the outer predictor first."""
+
     mean: Array
     covariance: Array
     power: Array
 
-    def exponents(self, factors: VectorPotential) -> Callable[[Array], Array]:
-        """Log of the factors times the exponential of the cavities, the latter without its constant, at ``z`` of shape
-        ``(copies, n, 2)``; ``factors`` are as many for each copy."""
+    def exponents(self, factors: PlaneFactors) -> _Exponents:
+        """Log of the factors times the exponential of the cavities, the latter without its constant; ``factors`` are as
+        many for each copy."""
         origin = lax.stop_gradient(self.mean)
-        triangle, live, away = (
-            _triangle(lax.stop_gradient(self.covariance)),
-            _triangle(self.covariance),
-            self.mean - origin,
-        )
+        triangle, live = _triangle(lax.stop_gradient(self.covariance)), _triangle(self.covariance)
+        away = self.mean - origin
 
-        def exponents(z: Array) -> Array:
-            distance = _times(triangle, z)
-            value = factors.log_density((origin + distance).reshape(-1, 2)).reshape(z.shape[:-1])
-            value = self.power * value - 0.5 * jnp.sum(jnp.square(_solve(live, distance - away)), axis=-1)
+        def exponents(outer: Array, inner: Array) -> Array:
+            across = triangle[:, 0, 0] * outer
+            along = triangle[:, 1, 0] * outer + triangle[:, 1, 1] * inner
+            places, given = (origin[:, 1] + along).reshape(len(inner), -1), (origin[:, 0] + across).reshape(-1)
+            # what depends on the outer predictor alone is not computed for each of the inner ones
+            value = jax.vmap(lambda place: factors.at(place, given))(places).reshape(inner.shape)
+            first = (across - away[:, 0]) / live[:, 0, 0]
+            second = (along - away[:, 1] - live[:, 1, 0] * first) / live[:, 1, 1]
+            value = self.power * value - 0.5 * (jnp.square(first) + jnp.square(second))
             return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
         return exponents
@@ -237,7 +284,7 @@ def _moments(cavities: _Cavities, height: Array, frame: _Frame, found: _Sums) ->
 
 
 def _is_narrow(frame: _Frame) -> Array:
-    return jnp.any(jnp.sum(jnp.square(frame.axes), axis=-2) < _NARROW, axis=-1)
+    return _eigen(frame.axes @ frame.axes.mT)[0][:, 1] < _NARROW
 
 
 def _around_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]], start: Array) -> tuple[_Frame, Array]:
@@ -277,40 +324,37 @@ def _around_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]], sta
         (jnp.zeros((), jnp.int32), begin),
     )
     values, turn = _eigen(end.curvature)
-    axes = turn / jnp.sqrt(jnp.maximum(values, _LEAST_CURVATURE))[:, None, :]
-    return _Frame(end.place, axes), jnp.where(jnp.isfinite(end.height), end.height, 0.0)
+    spread = (turn / jnp.maximum(values, _LEAST_CURVATURE)[:, None, :]) @ turn.mT
+    last = jnp.where(_like(end.length == 1.0, end.step), end.step, 0.0)
+    return _Frame(end.place + last, _triangle(spread)), jnp.where(jnp.isfinite(end.height), end.height, 0.0)
 
 
-def _sums(exponents: Callable[[Array], Array], height: Array, frame: _Frame, lattice: _Lattice, copies: int) -> _Sums:
-    def terms(block: tuple[Array, Array]) -> tuple[Array, ...]:
-        position, weight = block
-        z = frame.center + _times(frame.axes, position[..., None, :])
-        density = jnp.exp(jnp.minimum(jax.vmap(exponents)(z) - height, 80.0))
-        return (weight.T @ density.reshape(len(weight), -1),)
-
+def _sums(exponents: _Exponents, height: Array, frame: _Frame, rule: _Rule, copies: int) -> _Sums:
     dtype = height.dtype
-    position, weight = lattice.in_blocks(copies)
+    along, weights = jnp.asarray(rule.position, dtype)[:, None, None], jnp.asarray(rule.weight, dtype)
+    axes = frame.axes
+
+    def terms(lines: tuple[Array, Array]) -> tuple[Array, ...]:
+        position, weight = lines
+        outer = frame.center[:, 0] + axes[:, 0, 0] * position[:, None]
+        inner = frame.center[:, 1] + axes[:, 1, 0] * position[:, None] + axes[:, 1, 1] * along
+        density = jnp.exp(jnp.minimum(exponents(outer, inner) - height, 80.0))
+        of_lines = jnp.tensordot(weights, density, axes=(0, 0))
+        return (jnp.einsum("ci,jcn->ijn", weight, of_lines),)
+
+    position, weight = rule.in_blocks(copies)
     (sums,) = sum_over_nodes(terms, (jnp.asarray(position, dtype), jnp.asarray(weight, dtype)))
-    parts = jnp.reshape(sums[:-1], (_NUM_PARTS, len(_POWERS), -1))
-    total = parts[:, 0]
-    first, second, own, other, mixed = (parts[:, k] / total for k in range(1, 6))
-    variances = own - jnp.square(first), other - jnp.square(second)
-    covariance = mixed - first * second
-    log_total = jnp.log(total)
-    held = lax.stop_gradient((log_total, first, second, *variances))
-    units = [
-        jnp.ones_like(held[0][0]),
-        *(jnp.sqrt(jnp.maximum(v[0], 0.0)) for v in held[3:]),
-        *(v[0] for v in held[3:]),
-    ]
-    tolerance = max(lattice.tolerance, 100.0 * float(jnp.finfo(dtype).eps))
-    is_trusted = lax.stop_gradient(sums[-1] / total[0]) < (1e-7 if dtype == jnp.float64 else 1e-5)
-    for value, unit in zip(held, units, strict=True):
-        is_trusted &= jnp.all(jnp.abs(value[1:] - value[0]) < tolerance * unit, axis=0)
-    matrix = jnp.stack(
-        [jnp.stack([variances[0][0], covariance[0]], -1), jnp.stack([covariance[0], variances[1][0]], -1)], -2
-    )
-    return _Sums(log_total[0], jnp.stack([first[0], second[0]], axis=-1), matrix, is_trusted)
+    total = sums[0, 0]
+    parts = sums / total
+    mean = jnp.stack([parts[1, 0], parts[0, 1]], axis=-1)
+    # the second polynomial is the square less one, over the root of two
+    outer, inner = (1.0 + math.sqrt(2.0) * part for part in (parts[2, 0], parts[0, 2]))
+    squares = jnp.stack([jnp.stack([outer, parts[1, 1]], -1), jnp.stack([parts[1, 1], inner], -1)], -2)
+    covariance = squares - mean[:, :, None] * mean[:, None, :]
+    held, spread = lax.stop_gradient((jnp.abs(parts), covariance))
+    rest = jnp.maximum(jnp.max(held[3:], axis=(0, 1)), jnp.max(held[:, 3:], axis=(0, 1)))
+    least = jnp.minimum(1.0, jnp.minimum(spread[:, 0, 0], spread[:, 1, 1]))
+    return _Sums(jnp.log(total), mean, covariance, rest < _TOLERANCE * least)
 
 
 def _recentred(frame: _Frame, found: _Sums) -> _Frame:
@@ -318,26 +362,24 @@ def _recentred(frame: _Frame, found: _Sums) -> _Frame:
     is_known = jnp.all(jnp.isfinite(found.covariance), (-2, -1)) & jnp.isfinite(found.log_total)
     identity = jnp.eye(2, dtype=found.mean.dtype)
     values, turn = _eigen(jnp.where(is_known[:, None, None], found.covariance, identity))
-    axes = turn * jnp.sqrt(jnp.clip(values, 0.25, 9.0))[:, None, :]
+    spread = (turn * jnp.clip(values, 0.25, 9.0)[:, None, :]) @ turn.mT
     center = jnp.where(is_known[:, None], jnp.clip(found.mean, -3.0, 3.0), 0.0)
-    return _Frame(frame.center + _times(frame.axes, center), frame.axes @ axes)
+    return _Frame(frame.center + _times(frame.axes, center), frame.axes @ _triangle(spread))
 
 
-def _is_alone(exponents: Callable[[Array], Array], height: Array, frame: _Frame, reach: Array, copies: int) -> Array:
+def _is_alone(exponents: _Exponents, height: Array, frame: _Frame, reach: Array, copies: int) -> Array:
     """True if there is no mass, and no other mode, in the cavity outside of where the nodes are."""
-    size = len(_SCAN)
-    grid = np.stack(np.meshgrid(_SCAN, _SCAN, indexing="ij"), axis=-1).reshape(-1, 1, 2)
-    blocks = np.pad(grid, ((0, -len(grid) % copies), (0, 0), (0, 0)), mode="edge").reshape(-1, copies, 1, 2)
-    at = jnp.asarray(grid, height.dtype)
+    size, shape = len(_SCAN), (copies, *height.shape)
+    lines = np.pad(_SCAN, (0, -size % copies), mode="edge").reshape(-1, copies, 1)
+    scan = jnp.asarray(_SCAN, height.dtype)
+    along = jnp.broadcast_to(scan[:, None, None], (size, *shape))
+    values = lax.map(lambda z: exponents(jnp.broadcast_to(z, shape), along), jnp.asarray(lines, height.dtype))
+    square = jnp.moveaxis(values, 1, 2).reshape(-1, size, *height.shape)[:size] - height
+    at = jnp.stack(jnp.meshgrid(scan, scan, indexing="ij"), axis=-1)[:, :, None]
     is_outside = jnp.sum(jnp.square(_times(_inverse(frame.axes), at - frame.center)), axis=-1) > jnp.square(reach)
-    values = lax.map(
-        lambda z: exponents(jnp.broadcast_to(z, (copies, *frame.center.shape))), jnp.asarray(blocks, height.dtype)
-    )
-    below = values.reshape(-1, *height.shape)[: len(grid)] - height
-    square = below.reshape(size, size, -1)
     around = lax.reduce_window(square, -jnp.inf, lax.max, (3, 3, 1), (1, 1, 1), "SAME")
-    is_peak = (square >= around).reshape(below.shape) & (below > -_LOWEST)
-    return ~jnp.any(is_outside & (is_peak | (below > -_LOW)), axis=0)
+    is_peak = (square >= around) & (square > -_LOWEST)
+    return ~jnp.any(is_outside & (is_peak | (square > -_LOW)), axis=(0, 1))
 
 
 def _triangle(covariance: Array) -> Array:
@@ -353,6 +395,10 @@ def _triangle(covariance: Array) -> Array:
 def _solve(triangle: Array, vector: Array) -> Array:
     first = vector[..., 0] / triangle[:, 0, 0]
     return jnp.stack([first, (vector[..., 1] - triangle[:, 1, 0] * first) / triangle[:, 1, 1]], axis=-1)
+
+
+def _ordered(matrix: Array, order: np.ndarray) -> Array:
+    return matrix[..., order, :][..., order]
 
 
 def _eigen(matrix: Array) -> tuple[Array, Array]:

@@ -150,9 +150,9 @@ def _tilt_vectors(potential: VectorRows, weight: ArrayLike | None, rows: _Rows, 
     away = potential.joint_moments(offset, jnp.zeros_like(offset))[0]
     center, covariance = cavity.mean + away, cavity.covariance
     fraction = jnp.asarray(power)
-    moments = potential.base.tilted_moments(
-        center, covariance, fraction if weight is None else fraction * potential.of_factors(weight)
-    )
+    exponent = fraction if weight is None else fraction * potential.of_factors(weight)
+    # at a fixed point the tilted density has the mean of the marginal
+    moments = potential.base.tilted_moments_near(center, covariance, exponent, center + cavity.move)
     if moments.site_precision is None or moments.site_shift is None:
         before, after = (cholesky_inverse(cholesky(matrix)) for matrix in (covariance, moments.covariance))
         matching = after - before
