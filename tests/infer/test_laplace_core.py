@@ -51,6 +51,21 @@ def gaussian_process(potentials, scale=1.5, mean=0.3):
     return make_form(prior, identity(NUM), potentials, offset=jnp.full(NUM, mean))
 
 
+def test_sites_near_the_mode_are_those_of_the_mode():
+    form = gaussian_process((PoissonExpPotential(COUNTS),))
+    state, _ = fit(form)
+    sites = laplace.posterior(form, state)
+    near = jax.jit(functools.partial(laplace.sites_near_mode, num_steps=50, tol=1e-3))
+    precision, shift = near(form)
+    np.testing.assert_allclose(precision, sites.site_precision, rtol=2e-3)
+    # at the mean of the posterior the slope is that of the factors
+    eta = state.predictor + form.offset
+    slope = form.potentials[0].derivatives(eta)[1]
+    np.testing.assert_allclose(shift - precision * eta, slope, atol=2e-3)
+    none = jax.jit(functools.partial(laplace.sites_near_mode, num_steps=0, tol=1e-3))(form)
+    assert np.all(np.isnan(none))
+
+
 @pytest.mark.parametrize("space", SPACES)
 def test_exact_on_gaussian_likelihood(space):
     form = gaussian_process((GaussianPotential(DATA, 0.5),))

@@ -12,6 +12,7 @@ from scipy.integrate import dblquad
 from scipy.special import logsumexp
 
 from numpyro_ext.potentials import PairPotential
+from numpyro_ext.potentials.integrals.several_predictors.line_rules import gauss_hermite, trapezoidal
 from numpyro_ext.potentials.integrals.several_predictors.plane_nodes import on_plane_nodes
 
 IS_DOUBLE = jax.config.jax_enable_x64
@@ -189,3 +190,41 @@ def test_derivatives_are_those_of_the_integral():
     step = 1e-4 if IS_DOUBLE else 1e-2
     up, down = (jnp.sum(jax.jit(log_z)(mean, covariance, 1.0 + s).log_z) for s in (step, -step))
     np.testing.assert_allclose(slopes[2], (up - down) / (2 * step), rtol=1e-5 if IS_DOUBLE else 2e-2)
+
+
+@pytest.mark.thorough
+def test_where_modes_are_looked_for_and_columns_of_their_own_change_no_moments():
+    rows = np.flatnonzero((KIND < 3) & (COVARIANCE[:, 1, 1] < 0.2))
+    kind, y = jnp.asarray(KIND[rows]), jnp.asarray(Y[rows])
+    mean, covariance, one = jnp.asarray(MEAN[rows]), jnp.asarray(COVARIANCE[rows]), jnp.ones(len(rows))
+
+    def columns(a, b, kind, y):
+        return _log_factors(jnp.stack([a, b], -1), kind, y)
+
+    def moments(near, inner, **options):
+        factors = PairPotential(_log_factors, (kind, y), inner=inner, **options)
+        return on_plane_nodes(factors, mean, covariance, one, near=near)
+
+    far = mean + 0.8 * jnp.sqrt(jnp.diagonal(covariance, axis1=1, axis2=2)) * jnp.array([1.0, -1.0])
+    compute = jax.jit(moments, static_argnames=("inner", "columns"))
+    expected, is_trusted = compute(mean, 0)
+    assert np.mean(is_trusted) > 0.7
+    for near, inner, options in ((far, 0, {}), (mean + 1e9, 0, {}), (far, 1, {"columns": columns})):
+        found, also = compute(near, inner, **options)
+        both = is_trusted & also
+        assert np.sum(both) > 0.9 * np.sum(is_trusted)
+        for one_way, other in zip(expected[:3], found[:3], strict=True):
+            np.testing.assert_allclose(one_way[both], other[both], rtol=1e-6, atol=3e-7)
+
+
+def test_sums_of_rules_on_lines_say_what_they_miss():
+    for rule in (gauss_hermite(13), trapezoidal(0.33, 7.26, 0.3)):
+        normal = np.exp(-0.5 * (rule.position - 0.3) ** 2 / 1.1) / np.sqrt(2.0 * np.pi * 1.1)
+        mass, first, second, *rest = normal @ rule.weight
+        np.testing.assert_allclose([mass, first, 1 + np.sqrt(2) * second - first**2], [1.0, 0.3, 1.1], rtol=1e-7)
+        assert np.max(np.abs(rest)) < 1e-4
+        # half a density, which no nodes of a rule serve
+        assert np.max(np.abs((normal * (rule.position > 0.1)) @ rule.weight[:, 3:])) > 1e-2
+        position, weight = rule.in_blocks(4)
+        assert position.shape[1] == weight.shape[1] == 4
+        np.testing.assert_allclose(np.sum(weight, axis=(0, 1)), np.sum(rule.weight, axis=0))

@@ -48,7 +48,7 @@ _ROWS_AT_A_TIME = 128
 _MOST_NODES = {1: 4096, 2: 256, 3: 64}
 """On each axis, by dimension."""
 _NUM_PASSES = 5
-_ENOUGH = {1: 1e-9, 2: 1e-9, 3: 1e-5}
+_ENOUGH = {1: 1e-9, 2: 3e-9, 3: 1e-5}
 """Relative error of the normaliser, by dimension, above which another lattice is laid around the moments found."""
 _MOST_ERROR = 1e-4
 """Relative error of the normaliser from which moments are not believed."""
@@ -139,6 +139,8 @@ class _Frame(NamedTuple):
     above: Array
     num_nodes: Array
     """Needed on each axis, shape ``(n,)``."""
+    strip: Array
+    """Distance from the real line within which the integrand is analytic, along the axes, shape ``(n,)``."""
     is_too_wide: Array
     """True if half as many again would be needed as there are."""
 
@@ -270,14 +272,16 @@ def _frame(derivatives: Derivatives, rows: _Rows, place: _Place, strip: float, m
     # Sums over nodes at a distance h miss exp(-2 pi t / h) times what the integrand is at t from the real line.
     move = rows.root @ axes
     spread = jnp.maximum(jnp.max(move, axis=-2), 0.0) - jnp.minimum(jnp.min(move, axis=-2), 0.0)
-    reach = jnp.minimum(0.85 * strip / jnp.maximum(spread, 1e-6), math.sqrt(2.0 * (drop + 1.0)))
+    reach_of_factor = 0.85 * strip / jnp.maximum(spread, 1e-6)
+    reach = jnp.minimum(reach_of_factor, math.sqrt(2.0 * (drop + 1.0)))
     distance = _COARSER * 2.0 * math.pi * reach / (drop + 1.0 + 0.5 * reach**2)
     distance = jnp.minimum(distance, math.pi * math.sqrt(2.0 / (drop + 2.0)))  # enough for a Gaussian
     needed = jnp.ceil(jnp.max((above - below) / distance, axis=-1))
     needed = jnp.where(jnp.isfinite(needed), needed, 1.0)
     most = _MOST_NODES[dimension]
     num_nodes = jnp.clip(needed, 2, most).astype(int)
-    return _Frame(center, axes, peak, gradient, below, above, num_nodes, needed > 1.5 * most)
+    analytic = jnp.min(reach_of_factor, axis=-1)
+    return _Frame(center, axes, peak, gradient, below, above, num_nodes, analytic, needed > 1.5 * most)
 
 
 def _summed(derivatives: Derivatives, rows: _Rows, frame: _Frame) -> tuple[_Place, LatticeMoments]:
@@ -316,6 +320,13 @@ def _summed(derivatives: Derivatives, rows: _Rows, frame: _Frame) -> tuple[_Plac
     return _moments(rows, frame, sums, width, count)
 
 
+def _decay(frequency: Array, strip: Array) -> Array:
+    """How far the transform of the integrand has fallen at a frequency: as that of a Gaussian, and like the exponential
+    of minus the width of the strip where singularities come first."""
+    distance = jnp.minimum(strip, frequency)
+    return distance * frequency - 0.5 * jnp.square(distance)
+
+
 def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array) -> tuple[_Place, LatticeMoments]:
     """Moments and sites from the sums over nodes of the parts in :func:`_summed`, weighted by the integrand over its
     peak."""
@@ -344,7 +355,9 @@ def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array
     # A lattice of every second node is coarser by the root of two; that holds until there are no more nodes to be had.
     difference = jnp.abs(2.0 * even - 1.0)
     is_fine = count < _MOST_NODES[dimension]
-    error = end + jnp.where(is_fine, difference ** math.sqrt(2.0), 10.0 * difference)
+    highest = 2.0 * math.pi / jnp.max(width, axis=-1)
+    gain = _decay(highest, frame.strip) - _decay(highest / math.sqrt(2.0), frame.strip)
+    error = end + jnp.where(is_fine, difference * jnp.exp(-gain), 10.0 * difference)
     error = jnp.where(frame.is_too_wide, jnp.inf, error)
     moments = LatticeMoments(
         log_z,

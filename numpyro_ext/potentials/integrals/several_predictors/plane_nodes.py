@@ -23,6 +23,7 @@ from ....linalg.in_range import rows_of
 from ...vector import VectorTiltedMoments
 from ..tilted.tilted_moments import sum_over_nodes
 from .few_rows import for_few_rows
+from .line_rules import LineRule, gauss_hermite, trapezoidal
 
 __all__ = ["Chosen", "PlaneFactors", "on_plane_nodes"]
 
@@ -84,65 +85,12 @@ class _Climb(NamedTuple):
     is_there: Array
 
 
-class _Rule(NamedTuple):
-    """Nodes on a line, and what each adds to the sums over all of them.
-
-    The first three sums are the coefficients of the first Hermite polynomials, which are the moments. The others, of
-    each of these with the first three of the other axis, are next to nothing where the rule is right.
-    """
-
-    position: np.ndarray
-    """Shape ``(size,)``."""
-    weight: np.ndarray
-    """Shape ``(size, sums)``."""
-
-    def in_blocks(self, copies: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions and weights, filled up with nodes of no weight, of shapes ``(blocks, copies, ...)``."""
-        pad = -len(self.position) % copies
-        position, weight = np.pad(self.position, (0, pad)), np.pad(self.weight, ((0, pad), (0, 0)))
-        return position.reshape(-1, copies), weight.reshape(-1, copies, weight.shape[1])
-
-
-def _hermite(position: np.ndarray, degree: int) -> np.ndarray:
-    """Hermite polynomials that are orthonormal under the standard normal density, shape ``(size, degree + 1)``."""
-    scale = np.sqrt([float(math.factorial(k)) for k in range(degree + 1)])
-    return np.polynomial.hermite_e.hermevander(position, degree) / scale
-
-
-def _gauss_hermite(size: int) -> _Rule:
-    """The rule of Gauss and Hermite, for functions that are smooth in the units of the frame.
-
-    Ratios to the standard normal density are sums of Hermite polynomials. The last two coefficients that the nodes
-    tell apart say how fast these sums converge; the rule misses those of about twice the degree.
-    """
-    position, weight = np.polynomial.hermite_e.hermegauss(size)
-    polynomials = _hermite(position, size - 1)
-    weight = weight * np.exp(0.5 * position**2)
-    return _Rule(position, weight[:, None] * polynomials[:, [0, 1, 2, size - 2, size - 1]])
-
-
-def _trapezoidal(spacing: float, reach: float, stretch: float) -> _Rule:
-    """Even nodes in ``u`` at ``sinh(stretch u) / stretch``, where tails are to be followed.
-
-    The error is told by sums of alternating sign, which are what halves of the nodes differ by, and by the mass at the
-    ends.
-    """
-    most = round(reach / spacing)
-    step = np.arange(-most, most + 1)
-    position = np.sinh(stretch * step * spacing) / stretch
-    weight = spacing * np.cosh(stretch * step * spacing)[:, None] * _hermite(position, 2)
-    is_end = (np.abs(step) == most)[:, None]
-    return _Rule(position, np.concatenate([weight, weight * (-1.0) ** step[:, None], _ENDS * weight * is_end], axis=1))
-
-
-_ENDS = 1e3
-"""Times that less mass is allowed at the ends than what moments may change by with a half of the nodes."""
 _TOLERANCE = 1e-4
 """Allowed size of sums that are nothing where a rule is right, in units of the mass and of the deviations."""
 _REACH = 7.0
 """Standard deviations up to which the first nodes know the density."""
 _LONG_REACH = 10.0
-_SHORT, _LONG = _gauss_hermite(13), _trapezoidal(0.33, 7.26, 0.3)
+_SHORT, _LONG = gauss_hermite(13), trapezoidal(0.33, 7.26, 0.3)
 
 
 class _Sums(NamedTuple):
@@ -329,7 +277,7 @@ def _around_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]], sta
     return _Frame(end.place + last, _triangle(spread)), jnp.where(jnp.isfinite(end.height), end.height, 0.0)
 
 
-def _sums(exponents: _Exponents, height: Array, frame: _Frame, rule: _Rule, copies: int) -> _Sums:
+def _sums(exponents: _Exponents, height: Array, frame: _Frame, rule: LineRule, copies: int) -> _Sums:
     dtype = height.dtype
     along, weights = jnp.asarray(rule.position, dtype)[:, None, None], jnp.asarray(rule.weight, dtype)
     axes = frame.axes

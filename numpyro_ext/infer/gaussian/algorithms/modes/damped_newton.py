@@ -56,12 +56,16 @@ def has_constant_curvature(form: LatentGaussian) -> bool:
 
 
 class Volume(NamedTuple):
-    """Log volume of the posterior at the point of a factorisation."""
+    """Log volume of the posterior at the point of a factorisation, and the factors to second order there."""
 
     log_volume: Array
     distance: Array
     """Bound on the distance to the point reached, in posterior standard deviations: zero where the curvature is the
     same everywhere, infinite where it was replaced."""
+    curvature: Array
+    """Minus the second derivatives of the log factors, shape ``(num_rows,)``."""
+    shift: Array
+    """With the curvature the sites that agree with the factors there, of the predictor less its offset."""
 
 
 class _Direction(NamedTuple):
@@ -203,7 +207,8 @@ def newton_step(
     coordinates = jnp.where(accepted, state.coordinates + length * direction.coordinates, state.coordinates)
     predictor = jnp.where(accepted, state.predictor + length * direction.predictor, state.predictor)
     distance = jnp.zeros_like(first_norm) if has_constant_curvature(form) else first_norm
-    volume = Volume(direction.log_volume, jnp.where(number == 1, distance, jnp.inf))
+    distance = jnp.where(number == 1, distance, jnp.inf)
+    volume = Volume(direction.log_volume, distance, curvature, curvature * state.predictor + slope)
     return State(coordinates, predictor, gradient_norm, previous_norm), Info(current, first_norm, length), volume
 
 

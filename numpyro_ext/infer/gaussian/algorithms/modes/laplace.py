@@ -39,7 +39,18 @@ from .damped_newton import Info, State, Volume, has_constant_curvature, newton_s
 from .iterated_modes import JudgedMode, judged_mode, only_solution
 from .mode_derivative import HeldPosterior, at_point, derivatives, evidence_at_mode, holds_factor
 
-__all__ = ["Info", "State", "init", "log_evidence", "posterior", "solve", "solve_and_hold", "step", "update"]
+__all__ = [
+    "Info",
+    "State",
+    "init",
+    "log_evidence",
+    "posterior",
+    "sites_near_mode",
+    "solve",
+    "solve_and_hold",
+    "step",
+    "update",
+]
 
 _SLOWEST_DECREASE = 0.5
 _BESIDE = 0.01
@@ -104,8 +115,7 @@ def solve_and_hold(
     form = joined(form)
     prior = gaussian_prior(form, space)
     infinity = jnp.full_like(state.gradient_norm, jnp.inf)
-    coordinates = _with_density(form, prior, _within_support(form, prior, state.coordinates))
-    state = State(coordinates, prior.predictor(coordinates), infinity, infinity)
+    state = _started(form, prior, state)
     rounding = jnp.sqrt(jnp.finfo(infinity.dtype).eps)
     bound = jnp.maximum(tol, 2.0 * rounding)
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
@@ -151,8 +161,34 @@ def solve_and_hold(
     return state, info if judged is None else judged.added_to(info, bound), held
 
 
+def sites_near_mode(form: LatentGaussian, *, num_steps: int, tol: float, space: Space = "auto") -> tuple[Array, Array]:
+    """Precisions and shifts of the sites that agree with the factors next to the mode, or nan.
+
+    They are those of the point before the last of Newton's steps from :func:`init`: what is compiled then holds the
+    derivatives of the factors once.
+
+    :param LatentGaussian form: the model.
+    :param int num_steps: the largest number of steps.
+    :param float tol: distance of the point from the mode, in posterior standard deviations.
+    :param str space: where to do the algebra.
+    """
+    form = joined(form)
+    prior = gaussian_prior(form, space)
+    state = _started(form, prior, init(form, space=space))
+    trace = jnp.full((num_steps,), jnp.nan, state.predictor.dtype)
+    near = _steps(form, prior, state, trace, jnp.asarray(tol, trace.dtype), None)[3]
+    return near.curvature, near.shift + near.curvature * form.offset
+
+
+def _started(form: LatentGaussian, prior: LinearGaussian, state: State) -> State:
+    """A state, which may come from another form, as the first of this one."""
+    infinity = jnp.full_like(state.gradient_norm, jnp.inf)
+    coordinates = _with_density(form, prior, _within_support(form, prior, state.coordinates))
+    return State(coordinates, prior.predictor(coordinates), infinity, infinity)
+
+
 def _steps(
-    form: LatentGaussian, prior: LinearGaussian, state: State, trace: Array, bound: Array, rounding: Array
+    form: LatentGaussian, prior: LinearGaussian, state: State, trace: Array, bound: Array, rounding: Array | None
 ) -> tuple[State, Array, Array, Volume]:
     """Newton's steps up to the length of the trace: the last point, the trace, the number of steps and the volume."""
     Carry = tuple[State, Array, Array, Array, Volume]
@@ -167,7 +203,8 @@ def _steps(
         return state, trace.at[count].set(info.objective), count + 1, info.step_length > 0, volume
 
     infinity = state.gradient_norm
-    start = state, trace, jnp.asarray(0), jnp.asarray(True), Volume(infinity, infinity)
+    unknown = jnp.full_like(state.predictor, jnp.nan)
+    start = state, trace, jnp.asarray(0), jnp.asarray(True), Volume(infinity, infinity, unknown, unknown)
     state, trace, count, _, volume = lax.while_loop(proceed, advance, start)
     return state, trace, count, volume
 

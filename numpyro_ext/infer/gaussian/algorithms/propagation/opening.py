@@ -76,9 +76,7 @@ def opened(form: LatentGaussian, state: State, observed: Array, precision: Array
 def at_mode(form: LatentGaussian, prior: LinearGaussian, space: Space, state: State) -> State:
     """The sites of Laplace's method in the place of the opening, if it finds a mode: under a broad prior a location
     far from its datum asks for a large scale, and all factors together for one without end."""
-    mode, _ = laplace.solve(form, laplace.init(form, space=space), num_steps=50, tol=1e-3, space=space)
-    sites = laplace.posterior(form, mode, space=space)
-    precision, shift = sites.site_precision, sites.site_shift
+    precision, shift = laplace.sites_near_mode(form, num_steps=50, tol=1e-3, space=space)
     marginals = refresh(form, prior, precision, shift)
     no = jnp.asarray(False)
     start = state._replace(site_precision=precision, site_shift=shift, marginals=marginals, is_start=no)
