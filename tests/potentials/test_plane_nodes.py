@@ -227,4 +227,4 @@ def test_sums_of_rules_on_lines_say_what_they_miss():
         assert np.max(np.abs((normal * (rule.position > 0.1)) @ rule.weight[:, 3:])) > 1e-2
         position, weight = rule.in_blocks(4)
         assert position.shape[1] == weight.shape[1] == 4
-        np.testing.assert_allclose(np.sum(weight, axis=(0, 1)), np.sum(rule.weight, axis=0))
+        np.testing.assert_allclose(np.sum(weight, axis=(0, 1)), np.sum(rule.weight, axis=0), atol=1e-9)

@@ -352,13 +352,15 @@ def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array
     log_axes = jnp.sum(jnp.log(jnp.diagonal(frame.axes, axis1=-2, axis2=-1)), axis=-1)
     log_z = frame.peak + jnp.log(total) + jnp.sum(jnp.log(width), axis=-1) + log_axes
     log_z -= 0.5 * dimension * math.log(2.0 * math.pi)
-    # A lattice of every second node is coarser by the root of two; that holds until there are no more nodes to be had.
+    # A lattice of every second node is coarser by the root of two, so its error to that power is a bound where the
+    # transform is log-concave; that holds until there are no more nodes to be had.
     difference = jnp.abs(2.0 * even - 1.0)
     is_fine = count < _MOST_NODES[dimension]
     highest = 2.0 * math.pi / jnp.max(width, axis=-1)
     gain = _decay(highest, frame.strip) - _decay(highest / math.sqrt(2.0), frame.strip)
-    error = end + jnp.where(is_fine, difference * jnp.exp(-gain), 10.0 * difference)
-    error = jnp.where(frame.is_too_wide, jnp.inf, error)
+    shrinks = jnp.minimum(difference ** (math.sqrt(2.0) - 1.0), jnp.exp(-gain))
+    error = end + difference * jnp.where(is_fine, shrinks, 10.0)
+    error = jnp.where(frame.is_too_wide, 1.0, error)  # another lattice, around what is found, may be narrower
     moments = LatticeMoments(
         log_z,
         rows.mean + times_vector(rows.root, center),
