@@ -182,7 +182,7 @@ def _found(derivatives: Derivatives, rows: _Rows, strip: float) -> LatticeMoment
 
     def is_cut(state: tuple[Array, _Place, LatticeMoments]) -> Array:
         number, _, found = state
-        is_worth_more = jnp.any((found.error > enough) & jnp.isfinite(found.error))
+        is_worth_more = jnp.any(~(found.error <= enough))  # a wider one may find what the first has missed
         return (number == 0) | ((number < _NUM_PASSES) & is_worth_more)
 
     def sweep(state: tuple[Array, _Place, LatticeMoments]) -> tuple[Array, _Place, LatticeMoments]:
@@ -360,7 +360,7 @@ def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array
     gain = _decay(highest, frame.strip) - _decay(highest / math.sqrt(2.0), frame.strip)
     shrinks = jnp.minimum(difference ** (math.sqrt(2.0) - 1.0), jnp.exp(-gain))
     error = end + difference * jnp.where(is_fine, shrinks, 10.0)
-    error = jnp.where(frame.is_too_wide, 1.0, error)  # another lattice, around what is found, may be narrower
+    error = jnp.where(frame.is_too_wide, jnp.inf, error)
     moments = LatticeMoments(
         log_z,
         rows.mean + times_vector(rows.root, center),
