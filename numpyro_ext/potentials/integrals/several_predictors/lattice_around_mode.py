@@ -186,13 +186,20 @@ def _found(derivatives: Derivatives, rows: _Rows, strip: float) -> LatticeMoment
         return (number == 0) | ((number < _NUM_PASSES) & is_worth_more)
 
     def sweep(state: tuple[Array, _Place, LatticeMoments]) -> tuple[Array, _Place, LatticeMoments]:
-        number, place, _ = state
+        number, place, before = state
         margin = _MARGIN * 1.25 ** number.astype(rows.mean.dtype)
-        frame = _frame(derivatives, rows, place, strip, margin)
-        return number + 1, *_summed(derivatives, rows, frame)
+        place, found = _summed(derivatives, rows, _frame(derivatives, rows, place, strip, margin))
+        # What is good enough stays: a wider lattice is a coarser one where there are no more nodes.
+        is_better = (found.error < before.error) & ~(before.error <= enough)
+
+        def better(new: Array, old: Array) -> Array:
+            return jnp.where(is_better.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+        return number + 1, place, jax.tree.map(better, found, before)
 
     place = _mode(derivatives, rows)
-    shapes = jax.eval_shape(lambda: sweep((jnp.asarray(0), place, None))[2])  # type: ignore[arg-type]
+    margin = jnp.asarray(_MARGIN, rows.mean.dtype)
+    shapes = jax.eval_shape(lambda: _summed(derivatives, rows, _frame(derivatives, rows, place, strip, margin))[1])
     nothing: LatticeMoments = jax.tree.map(lambda x: jnp.full(x.shape, jnp.inf, x.dtype), shapes)
     found = lax.while_loop(is_cut, sweep, (jnp.asarray(0), place, nothing))[2]
     return found._replace(log_z=jnp.where(found.error < _MOST_ERROR, found.log_z, jnp.nan))
@@ -321,7 +328,7 @@ def _summed(derivatives: Derivatives, rows: _Rows, frame: _Frame) -> tuple[_Plac
 
 
 def _decay(frequency: Array, strip: Array) -> Array:
-    """How far the transform of the integrand has fallen at a frequency: as that of a Gaussian, and like the exponential
+    """Fall of the transform of the integrand at a frequency: as that of a Gaussian, and like the exponential
     of minus the width of the strip where singularities come first."""
     distance = jnp.minimum(strip, frequency)
     return distance * frequency - 0.5 * jnp.square(distance)

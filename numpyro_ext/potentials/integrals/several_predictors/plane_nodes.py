@@ -189,8 +189,8 @@ def _batches(number: int) -> tuple[int, int]:
 
 
 _Exponents = Callable[[Array, Array], Array]
-"""Of the first coordinate in units of the cavity, shape ``(copies, n)``, and so many numbers as its lines have nodes of
-the second, ``(nodes, copies, n)``; of this shape."""
+"""Exponents at the first coordinate in units of the cavity, shape ``(copies, n)``, and at as many numbers as its lines
+have nodes of the second, ``(nodes, copies, n)``; of this shape."""
 
 
 class _Cavities(NamedTuple):
