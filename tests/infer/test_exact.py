@@ -24,6 +24,7 @@ from numpyro_ext.infer.exact.kernel import log_weight_and_sites
 from numpyro_ext.infer.exact.overlap import overlap_of_weights
 from numpyro_ext.infer.exact.reparam import LATENT
 from numpyro_ext.infer.front.run import FinishedRun
+from numpyro_ext.linalg.gaussian.design import DenseDesign
 from tests.tiers import few
 
 COUNTS = np.array([0, 2, 7, 1, 1, 4])
@@ -63,7 +64,21 @@ def series(y):
     scan(step, 0.0, y)
 
 
+def crossed(design, answers):
+    """Answers of 24 people to six questions, one of which is missing; the design depends on a scale."""
+    of_people = numpyro.sample("of_people", dist.HalfNormal(1.0))
+    level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+    person = numpyro.sample("person", dist.Normal(level, 1.0).expand([24]).to_event(1))
+    question = numpyro.sample("question", dist.Normal(0.0, 1.0).expand([6, 2]).to_event(2))
+    eta = of_people * person[:, None] + question[:, 0] + design * question[:, 1]
+    with numpyro.handlers.mask(mask=answers >= 0):
+        numpyro.sample("y", dist.Bernoulli(logits=eta), obs=jnp.maximum(answers, 0))
+
+
+ANSWERS = np.random.default_rng(0).integers(0, 2, (24, 6))
+ANSWERS[2, 3] = -1
 MODELS = {
+    "crossed": (crossed, (np.linspace(-1.0, 1.0, 144).reshape(24, 6), ANSWERS)),
     "series": (series, (jnp.array([0, 2, 1, 3, 5, 4, 6, 2]),)),
     "process": (process, (jnp.linspace(0.0, 2.0, 5), jnp.sin(jnp.arange(5.0)))),
 }
@@ -103,6 +118,29 @@ def test_density_is_that_of_numpyro_times_the_determinant(groups, is_wrong):
             vars(groups._run)["coordinates"] = right
     _check_density(reparam, intercepts, (COUNTS,))
     assert reparam.coordinates.held == {}
+
+
+@pytest.mark.thorough
+def test_a_layout_for_held_sites_changes_no_answer():
+    model, args = MODELS["crossed"]
+    engine = fitted(model, *args, engine=LaplaceApproximation)
+    found, reading = engine._run.coordinates, engine._run.reading
+    plain = dataclasses.replace(found, reading=reading)
+    assert reading.for_held_sites() is not reading
+    assert found.reading.describe() != reading.describe()
+
+    @jax.jit
+    def moments(white):
+        return [
+            (field.mean, field.log_scale, field.log_partition, c.log_ratios(white), field.posterior.map_variance(each))
+            for c, field in ((c, c._given(white)[2]) for c in (found, plain))
+        ]
+
+    each = DenseDesign(jnp.eye(reading.num_columns))
+    new, old = moments(0.3 * random.normal(random.key(2), (found.size,)))
+    for place in (0, 1, 2, 4):
+        np.testing.assert_allclose(new[place], old[place], rtol=1e-8, atol=1e-10)
+    assert new[3]["y"].shape == old[3]["y"].shape == (24, 6)
 
 
 def _check_density(reparam, model, args):
@@ -147,6 +185,9 @@ def test_density_of_other_models(name):
     engine = fitted(model, *args, engine=LaplaceApproximation)
     reparam = PosteriorReparam(engine)
     assert set(reparam.coordinates.held) == ({"slope"} if name == "series" else set())
+    # where a fit has one dense factor of a few unknowns, many conditionings have a border
+    assert engine._run.reading.abstract_form.border is None
+    assert (reparam.coordinates.reading.abstract_form.border is not None) == (name == "crossed")
     _check_density(reparam, numpyro.handlers.substitute(model, data=dict(reparam.coordinates.held)), args)
 
 

@@ -36,28 +36,32 @@ class BorderIndices(NamedTuple):
 
 
 def find_border(
+    pattern: np.ndarray | None,
     rows: AffineRows,
     priors: PriorColumns,
     blocks: tuple[np.ndarray, np.ndarray],
-    touched_cost: float | None,
+    touched_cost: float | None = None,
     *,
     overhead: float,
+    are_sites_held: bool = False,
 ) -> BorderIndices | None:
     """The border with which a factorisation is the cheapest, if it costs much less than without.
 
     Tried are the unknowns that more rows touch than a threshold, for all thresholds, and whole sites, the smallest
     first: common coefficients, and of crossed or nested effects those of fewer groups.
 
+    :param pattern: columns of each row, ``(num_rows, k)`` padded with ``-1``; ``None`` if it is not known.
     :param rows: predictors.
     :param priors: those of the sites of the field. Inducing values of sites of low rank are in every border.
     :param blocks: independent rows and columns, as :func:`~.blocks.find_blocks` finds them.
     :param touched_cost: multiplications where only what rows touch of the blocks is kept, if that can be done.
     :param overhead: operations below which nothing is gained.
+    :param are_sites_held: sums over rows are made once, for many factorisations, and variances are not asked for.
     :return: its arrays, or None.
     """
-    if rows.pattern is None or rows.is_dense:
+    if pattern is None or rows.is_dense:
         return None
-    pattern, num_columns = rows.pattern, rows.num_columns
+    num_columns = rows.num_columns
     coupled, inducing = priors.coupled(given_inducing=True), priors.inducing()
     num_inducing = sum(batch * rank for batch, rank in inducing)
     cost = len(blocks[0]) * float(min(blocks[0].shape[1], blocks[1].shape[1])) ** 3
@@ -69,23 +73,26 @@ def find_border(
         return None
     unit = units(num_columns, coupled)
     num_rows = pattern.shape[0]
+    num_summed = 0 if are_sites_held else num_rows
     # without a border the pairs of entries are added to one matrix
-    cost += num_rows * min(_SCATTER_COST * float(pattern.shape[1]) ** 2, float(num_columns) ** 2)
+    cost += num_summed * min(_SCATTER_COST * float(pattern.shape[1]) ** 2, float(num_columns) ** 2)
     best, least = None, (cost - overhead) / 3.0
     for is_shared, rest in _candidates(pattern, unit, priors.sites):
         size = int(is_shared.sum()) + num_inducing
+        # coefficients in whitened unknowns change with the prior, so their sums are made again
         by_matrix = num_rows * float(size) ** 2 if num_rows * size <= _LARGEST_BORDER else np.inf
         seen = int(((pattern >= 0) & is_shared[pattern]).sum(axis=1).max(initial=0))
-        by_entries = np.inf if num_inducing else float(size) ** 3 + num_rows * _SCATTER_COST * float(seen) ** 2
+        by_entries = np.inf if num_inducing else float(size) ** 3 + num_summed * _SCATTER_COST * float(seen) ** 2
         if float(size) ** 3 + min(by_matrix, by_entries) >= least:
             continue
         label = _components(rest, unit, is_shared)
         width, num_blocks = int(np.bincount(label).max(initial=0)), int(label.max(initial=-1)) + 1
         entries = int((rest >= 0).sum(axis=1).max(initial=1))
         by_matrix += num_rows * _SCATTER_COST * entries * (entries + size)
-        by_entries += num_rows * _SCATTER_COST * entries * (entries + seen)
-        # variances take a second product of the blocks with the border
-        by_entries += num_blocks * float(width) * size**2 if num_blocks * width * size <= _LARGEST_BORDER else np.inf
+        by_entries += num_summed * _SCATTER_COST * entries * (entries + seen)
+        if not are_sites_held:  # variances take a second product of the blocks with the border
+            is_small = num_blocks * width * size <= _LARGEST_BORDER
+            by_entries += num_blocks * float(width) * size**2 if is_small else np.inf
         found = float(size) ** 3 + min(by_matrix, by_entries) + num_blocks * float(width) * (width + size) ** 2
         if num_blocks > 1 and found < least:
             best, least = (is_shared, label, by_entries < by_matrix), found

@@ -15,6 +15,7 @@ class LayoutCosts:
     """Thresholds by which a reading chooses the layout of its form. They change what answers cost, never the answers.
 
     :param float border: operations below which a border gains nothing.
+    :param float held_border: the same where sites are held and gradients are taken, of ten times as many operations.
     :param float touched: numbers of whole blocks below which it gains nothing to keep what rows touch of them.
     :param float touched_gain: factor by which what rows touch must be cheaper than whole blocks.
     :param float bucket: multiplications for which one more size of blocks is not worth its time to compile.
@@ -32,6 +33,7 @@ class LayoutCosts:
     """
 
     border: float = 1e6
+    held_border: float = 3e3
     touched: float = 1e6
     touched_gain: float = 4.0
     bucket: float = 1e6

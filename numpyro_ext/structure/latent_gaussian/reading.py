@@ -99,7 +99,7 @@ class LatentGaussianReading(ModelReading):
         border, rows = None, self._rows
         if isinstance(rows, AffineRows) and not is_sparse and (self._touched is None or self._touched.num_blocks <= 1):
             touched_cost = None if self._touched is None else self._touched.cost
-            border = find_border(rows, self._priors, blocks, touched_cost, overhead=costs.border)
+            border = find_border(rows.pattern, rows, self._priors, blocks, touched_cost, overhead=costs.border)
         num_shared = None if border is None else border.shared.size
         self.dense_rest = 0
         if not (is_sparse or self._touched) or costs.largest_rest <= 0:
@@ -290,6 +290,27 @@ class LatentGaussianReading(ModelReading):
     def _changed(self, **found: Any) -> Self:
         out = self._copy()
         out.data = (*self.data[:-1], self._indices(None)._replace(**found))
+        return out
+
+    def for_held_sites(self) -> Self:
+        """The same reading, laid out for one conditioning after the other, at many hyperparameters, with sites held.
+
+        Sums over rows are the same each time where the design is, so that unknowns which many rows share are split off
+        as a border in much smaller models than a fit would.
+        """
+        indices, rows = self._indices(None), self._rows
+        is_plain = indices.touched is None and indices.layout is None and not self._priors.inducing()
+        if not is_plain or not isinstance(rows, AffineRows) or indices.rows is None:
+            return self
+        pattern = np.where(indices.rows.is_entry, indices.rows.columns, -1)
+        overhead = self._costs.held_border
+        border = find_border(pattern, rows, self._priors, indices.blocks, overhead=overhead, are_sites_held=True)
+        if border is None:
+            return self
+        out = self._copy()
+        whole = np.arange(rows.num_rows)[None], np.arange(rows.num_columns)[None]
+        out.data = (*self.data[:-1], indices._replace(blocks=whole, border=border))
+        out._block_shape = (*border.columns.shape, border.shared.size)
         return out
 
     def maps(

@@ -134,4 +134,5 @@ def field_coordinates(
         )
     sites, number = hold(posterior, mean)
     center, covariance = hyper
+    reading = reading.for_held_sites()
     return FieldCoordinates(reading, space, center, jnp.asarray(_root_of(covariance, space.integrable)), sites, number)
