@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -151,7 +151,9 @@ def sample_exactly(
             f"The latent sites {discrete} are discrete, and NUTS moves continuous ones. Nothing depends on them: leave "
             "them out of the model, and draw them by Predictive(model, samples)."
         )
-    options.setdefault("chain_method", "parallel" if jax.local_device_count() >= num_chains else "sequential")
+    if jax.local_device_count() >= num_chains:
+        options.setdefault("chain_method", "parallel")
+    options.setdefault("chain_method", "sequential" if progress_bar else _in_turn)
     found = ExactSamples(
         engine,
         reparam,
@@ -165,6 +167,11 @@ def sample_exactly(
     found.run(rng_key, *run.reading.args, **run.reading.kwargs)
     found.judge()
     return found
+
+
+def _in_turn(one_chain: Callable[..., Any]) -> Callable[..., Any]:
+    """Chains one after the other in one program; NumPyro's own way compiles one for each of them."""
+    return partial(jax.lax.map, one_chain)
 
 
 def _is_discrete(run: Any, name: str) -> bool:
