@@ -106,6 +106,7 @@ endif
 scoreboard: $(VENV)/.test ## engines beside reference draws and known truth: measures what is missing, writes docs/scoreboard.md
 	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.scores.simulations
 	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.scores.park
+	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.scores.insteval
 	OPENBLAS_NUM_THREADS=1 $(VENV)/bin/python -m benchmarks.scores.scoreboard
 
 clean: ## remove the environments and caches

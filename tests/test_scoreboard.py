@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import random
 
-from benchmarks.scores import park, scoreboard, simulations
+from benchmarks.scores import insteval, park, scoreboard, simulations
 from benchmarks.scores.posteriordb_models import POSTERIORS
 
 
@@ -121,3 +121,21 @@ def test_gaps_of_the_park_are_told_beside_the_errors_of_nuts():
     assert "- VG, `level`: 1 of 2 standard deviations off, the farthest times 0.50." in losses
     assert "- EP" not in losses and "Not run: Laplace, INLA." in losses
     assert park.park_section({"EP": own}, {}) == ""
+
+
+def test_deviations_far_from_published_ones_are_lost():
+    moments = {site: [value, 0.01] for site, value in insteval.MAXIMUM.items()}
+    found = {"moments": moments, "first": 3.0, "next": 0.1, "converged": True, "messages": []}
+    environment = {"date": "today"}
+    assert "from the estimate: none." in insteval.insteval_section({"Laplace": found}, environment)
+    far = moments | {"noise": [insteval.MAXIMUM["noise"] - 0.02, 0.01]}
+    page = insteval.insteval_section({"Laplace": found | {"moments": far, "converged": False}}, environment)
+    assert "- Laplace, `noise`: -2.00 sd." in page and "has not converged" in page
+    assert insteval.insteval_section({}, environment) == ""
+
+
+def test_an_engine_without_an_answer_is_a_loss_of_the_park():
+    results = json.loads(scoreboard.RESULTS.read_text())
+    entries = {"NUTS": results["park"]["NUTS"], "INLA": {"failed": "no memory"}}
+    page = park.park_section(entries, {"date": "today"})
+    assert "- INLA: no memory." in page and "Not run: EP, Laplace, VG." in page

@@ -159,7 +159,9 @@ def park_section(entries: Mapping[str, Entry], environment: Mapping[str, str]) -
         return ""
     rows, lost = [], []
     for name in ENGINES:
-        if name in entries:
+        if "failed" in entries.get(name, {}):
+            lost.append(f"- {name}: {entries[name]['failed']}.")
+        elif name in entries:
             entry = entries[name]
             cells = [_cell(entry, nuts, site) for site in SITES[:-1]]
             gaps = _typical(entry, nuts, "people")
@@ -181,7 +183,8 @@ function:
 divergences, {nuts["first"]:.0f} CPU-seconds with compilation, smallest effective sample size {smallest:.0f}. A cell has
 the gap of means where it is largest in a site, in standard deviations of NUTS, and the ratio of standard deviations
 that is farthest from one; in brackets the Monte Carlo errors there. For the first {PEOPLE_KEPT} people it is
-the root mean square of gaps, and what the errors of NUTS alone would make it.
+the root mean square of gaps, and what the errors of NUTS alone would make it. Beside the runs of Laplace, VG and INLA
+ran ten to twenty other processes.
 
 {chr(10).join([*table_head(heads), *rows])}
 

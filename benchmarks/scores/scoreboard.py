@@ -21,6 +21,7 @@ import numpyro_ext.infer as engines
 
 from ..harness import SCOREBOARD as RESULTS
 from ..harness import complete_scoreboard, first_and_next, in_words
+from .insteval import insteval_section
 from .park import park_section
 from .posteriordb_models import POSTERIORS, reference_moments
 from .simulations import simulations_section
@@ -174,7 +175,8 @@ Not run: {", ".join(missing) or "none"}. Not in the table, as they have no Gauss
 
 Measured by `make scoreboard`: {in_words(results["posteriors_environment"])}.
 {simulations_section(results.get("simulations", {}), results.get("simulations_environment", {}))}\
-{park_section(results.get("park", {}), results.get("park_environment", {}))}"""
+{park_section(results.get("park", {}), results.get("park_environment", {}))}\
+{insteval_section(results.get("insteval", {}), results.get("insteval_environment", {}))}"""
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
