@@ -5,11 +5,12 @@ from .compilation import ProgramLog, compile_function, compile_sweep
 from .pages import SCOREBOARD, complete_scoreboard, in_words, run_environment, write_report
 from .processes import COLD, in_own_process
 from .results_table import Row, at_least, at_most
-from .sampling import Chains, make_nuts, run_chains
+from .sampling import Chains, CompiledNuts, make_nuts, run_chains
 from .study import Study, kept_draws
 from .tables import blocks, mean_and_error, standardised, summary, table, table_head, verdict
 
 __all__ = [
+    "CompiledNuts",
     "COLD",
     "SCOREBOARD",
     "Chains",

@@ -37,6 +37,43 @@ def make_nuts(
     )
 
 
+class CompiledNuts:
+    """One chain of NUTS as a compiled program, whose runs compile nothing: those of ``MCMC`` do each time.
+
+    :param model: of NumPyro.
+    :param args: of the model.
+    :param kernel: options of ``NUTS``.
+    """
+
+    def __init__(
+        self, model: Callable[..., None], num_warmup: int, num_samples: int, *args: Any, **kernel: Any
+    ) -> None:
+        start = time.process_time()
+        nuts = NUTS(model, **kernel)
+        self._state = nuts.init(jax.random.key(0), num_warmup, None, args, {})
+        sites = nuts.postprocess_fn(args, {})
+
+        def step(state: Any, _: None) -> tuple[Any, Any]:
+            state = nuts.sample(state, args, {})
+            return state, (sites(state.z), state.num_steps, state.diverging)
+
+        def chain(state: Any) -> Any:
+            state = jax.lax.fori_loop(0, num_warmup, lambda _, s: nuts.sample(s, args, {}), state)
+            return jax.lax.scan(step, state, length=num_samples)[1]
+
+        self._run = jax.jit(chain).lower(self._state).compile()
+        self.compilation = time.process_time() - start
+        """CPU-seconds of tracing, of the first state and of compilation."""
+
+    def run(self, seed: int) -> Chains:
+        """Draws of the latent and deterministic sites from the first state on."""
+        start = time.process_time()
+        found = self._run(self._state._replace(rng_key=jax.random.key(seed)))
+        draws, steps, diverging = jax.tree.map(np.asarray, found)
+        seconds = time.process_time() - start
+        return Chains({name: v[None] for name, v in draws.items()}, seconds, int(steps.sum()), int(diverging.sum()))
+
+
 def run_chains(mcmc: MCMC, seed: int, *args: Any, **kwargs: Any) -> Chains:
     """Run, and wait for the draws."""
     start = time.process_time()
