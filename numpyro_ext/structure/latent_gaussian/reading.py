@@ -27,17 +27,17 @@ from ..model.reading import ModelReading, Treatment
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
 from ..model.tracing import FactorTrace
-from ..program.degrees import Degrees
 from ..program.patterns import TooLarge
 from ..program.rows.affine_rows import AffineRows, Parts
 from ..program.rows.chosen_rows import ChosenIndices, ChosenRows
-from ..program.rows.state_rows import NoStateSpace, StateRows, find_time_blocks
+from ..program.rows.state_rows import NoStateSpace, StateRows
 from .blocks import find_blocks
 from .border import find_border
 from .costs import COSTS, LayoutCosts
 from .form import AffineMap, BlockKinds, Blocks, LatentGaussian, MoreBlocks
 from .looked_up import LookedUp
 from .not_finite import explain_not_finite, explain_rounding
+from .predictor_rows import LARGEST_DENSE, predictor_rows
 from .prior_columns import PriorColumns
 from .sparse_fields import describe_layout, iterative_layout, large_rest, sparse_layout
 from .touched import find_touched
@@ -48,8 +48,6 @@ _MOST_KEPT = 200_000
 """Numbers beside the data in a reading that is kept for the next run."""
 _LONGEST_WAY = 5.0
 """Largest predictor of the paths at which a form with scans is checked: likelihoods overflow elsewhere."""
-_LARGEST_DENSE = 50_000_000
-"""Elements of the largest matrix that may stand for a scan without a state space."""
 
 
 class LatentGaussianReading(ModelReading):
@@ -86,7 +84,8 @@ class LatentGaussianReading(ModelReading):
         self.factor_shapes = tuple(p.shape for p in self.plans)
         self.rows_per_observation = tuple(p.rows_per_observation for p in self.plans)
         parts = [part for plan in self.plans for part in plan.parts]
-        self._rows = self._predictor_rows(degrees, parts)
+        together = self._priors.independent_blocks()
+        self._rows = predictor_rows(self._program, degrees, self._field, parts, together, costs)
         self._touched = None
         priors = self._trace.priors.values()
         is_sparse = any(isinstance(prior, SparsePrecisionPrior) for prior in priors)
@@ -198,28 +197,6 @@ class LatentGaussianReading(ModelReading):
     @property
     def _priors(self) -> PriorColumns:
         return PriorColumns(self._columns, self._trace.priors, self._program.shape)
-
-    def _predictor_rows(self, degrees: Degrees, parts: Parts) -> AffineRows | StateRows:
-        try:
-            blocks = find_time_blocks(
-                self._program,
-                degrees,
-                self._field,
-                parts,
-                self._priors.independent_blocks(),
-                block_size=self._costs.time_block,
-                fewest_blocks=self._costs.time_blocks,
-            )
-        except NoStateSpace as reason:
-            num_rows = sum(len(rows) for _, rows in parts)
-            if num_rows * self.num_columns > _LARGEST_DENSE:
-                raise ModelStructureError(
-                    f"a scan of many steps needs a state space, and {reason}. This model has {num_rows} predictors of "
-                    f"{self.num_columns} unknowns, too many for a matrix: let each observation see one step alone "
-                    "(hand what it needs of earlier ones on in the carry), or use fewer steps."
-                ) from reason
-            return self._affine_rows(parts)
-        return self._affine_rows(parts) if blocks is None else StateRows.build(blocks, parts)
 
     def _affine_rows(self, parts: Parts) -> AffineRows:
         return AffineRows(self._program, self._field, parts, self._costs.rows)
@@ -346,7 +323,7 @@ class LatentGaussianReading(ModelReading):
             try:
                 return StateRows.build(self._rows.blocks, parts)
             except NoStateSpace:
-                if len(parts[0][1]) * self.num_columns > _LARGEST_DENSE:
+                if len(parts[0][1]) * self.num_columns > LARGEST_DENSE:
                     return None
         return self._affine_rows(parts)
 
