@@ -1,11 +1,13 @@
 """Choosing what to measure: what each possible observation would tell, and loops that learn by asking."""
 
+from .newcomers import cold_start
 from .optimise import OptimisedDesign, optimise_design
 from .outcomes.committee import committee_information, nested_information
 from .outcomes.draws import PosteriorDraws, draws_of
 from .plots import plot_information, plot_learning_curves, plot_queries
 from .protocols import Phase, compare_acquisitions
 from .scores.classical_information import maximum_information
+from .scores.frequencies import empirical_entropy
 from .scores.pointwise import (
     committee_divergence,
     expected_information_gain,
@@ -35,12 +37,14 @@ __all__ = [
     "Phase",
     "PosteriorDraws",
     "SequentialDesign",
+    "cold_start",
     "committee_divergence",
     "committee_information",
     "compare_acquisitions",
     "design_criterion",
     "design_scores",
     "draws_of",
+    "empirical_entropy",
     "expected_best_utility",
     "expected_information_gain",
     "expected_risk",

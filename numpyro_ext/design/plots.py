@@ -15,23 +15,28 @@ __all__ = ["plot_information", "plot_learning_curves", "plot_queries"]
 def plot_learning_curves(comparison: Any, axis: Any = None) -> Any:
     """Mean test score of each acquisition against the number of observations, with standard errors over repeats.
 
-    :param comparison: what :func:`~numpyro_ext.design.compare_acquisitions` returns.
+    :param comparison: what :func:`~numpyro_ext.design.compare_acquisitions` or
+        :func:`~numpyro_ext.design.cold_start` returns.
     :param axis: of matplotlib; a new figure by default.
     :return: the axis.
     """
     axis = _axis(axis)
-    score = comparison["score"]
-    number = comparison["num_observed"].values
-    for name in comparison["acquisition"].values:
-        curves = score.sel(acquisition=name).values
+    is_cold = "strategy" in comparison.dims
+    kind, count, values = (
+        ("strategy", "query", "log_likelihood") if is_cold else ("acquisition", "num_observed", "score")
+    )
+    score = comparison[values].transpose(kind, "repeat", ...)
+    number = comparison[count].values
+    for name in comparison[kind].values:
+        curves = score.sel({kind: name}).values
         curves = curves[np.isfinite(curves).all(-1)]
         mean = curves.mean(0)
         (line,) = axis.plot(number, mean, label=str(name))
         if len(curves) > 1:
             error = curves.std(0, ddof=1) / np.sqrt(len(curves))
             axis.fill_between(number, mean - error, mean + error, color=line.get_color(), alpha=0.2, linewidth=0)
-    axis.set_xlabel("observations")
-    axis.set_ylabel("geometric mean of test probabilities")
+    axis.set_xlabel("answers" if is_cold else "observations")
+    axis.set_ylabel("log likelihood of ratings held out" if is_cold else "geometric mean of test probabilities")
     axis.legend(frameon=False)
     return axis
 

@@ -22,7 +22,7 @@ from .focus import Focus, as_focus
 from .outlooks import Outlook
 from .points import Slices, check_no_others, chosen, gaussian_outlooks
 from .slopes import Hyper, slope_outlooks
-from .vectors import outlooks_on_vectors
+from .vectors import Points, outlooks_on_vectors
 
 __all__ = ["check_candidates", "outlooks", "run_at"]
 
@@ -35,7 +35,7 @@ def outlooks(
     focus: Focus | None = None,
     hyper: Hyper = "mixture",
     *,
-    by_points: bool = False,
+    points: Points = "draws",
 ) -> dict[str, Outlook]:
     """Predictive distributions of the observations that could be made, site by site.
 
@@ -43,23 +43,24 @@ def outlooks(
     arguments the candidates are the masked observations of the fit, with arguments all observations of the model there.
 
     :param str hyper: what becomes of hyperparameters; see :func:`~numpyro_ext.design.expected_information_gain`.
-    :param bool by_points: whether vectors in focus are taken at few points, and not at draws.
+    :param str points: at which vectors in focus are taken; see :func:`.vectors.outlooks_on_vectors`.
     :raises ValueError: if nothing is left to be observed, or a focus cannot be had.
     """
     run = source._finished() if isinstance(source, BaseEngine) else None
-    if by_points and not (isinstance(run, BilinearRun) and focus is not None):
+    takes_points = getattr(source, "takes_points", isinstance(run, BilinearRun) and focus is not None)
+    if points != "draws" and not takes_points:
         raise ValueError(
-            "method='sigma-points' is for a focus on vectors of a bilinear model, after a run of BilinearVG or "
-            "BilinearEP."
+            f"method={points!r} is for a focus on vectors of a bilinear model, after a run of BilinearVG or BilinearEP."
         )
     if hasattr(source, "outlooks"):
-        takes_focus = getattr(source, "takes_focus", False)
+        takes_focus = takes_points or getattr(source, "takes_focus", False)
         if args or kwargs or (focus is not None and not takes_focus) or hyper != "mixture":
             raise ValueError(
                 "A pool has the candidates that it was made with, and everything in focus. In a SequentialDesign, "
                 "refit_every=1 asks the engine itself; optimise_design takes scores without a focus."
             )
-        pool = dict(source.outlooks(focus=focus) if takes_focus else source.outlooks())
+        options: dict[str, Any] = {"focus": focus} if takes_focus else {}
+        pool = dict(source.outlooks(**options, **({"points": points} if takes_points else {})))
         check_candidates(pool)
         return pool
     kwargs = dict(kwargs or {})
@@ -78,7 +79,7 @@ def outlooks(
             "does not give: take an engine on a Gaussian field, such as EP."
         )
     elif focus is not None and isinstance(run, BilinearRun):
-        found = outlooks_on_vectors(run, focus, args, kwargs, key, by_points=by_points)
+        found = outlooks_on_vectors(run, focus, args, kwargs, key, points=points)
     else:
         draws = source if isinstance(source, PosteriorDraws) else draws_of(source)
         found = _of_draws(draws, args, kwargs, focus, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -17,10 +18,14 @@ from ...linalg.cholesky import cholesky
 from ...potentials import Potential
 from ...potentials.information import predictive_entropy
 from ...potentials.outcomes import log_predictive_probabilities, num_outcomes
+from . import committee
 from .focus import Focus, elements_in_focus, named_sites
-from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook
+from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook, VectorOutlook
 
-__all__ = ["outlooks_on_vectors", "sigma_points"]
+__all__ = ["Points", "outlooks_on_vectors", "sigma_points"]
+
+Points = Literal["draws", "sigma-points", "mode"]
+"""Values of the vectors in focus that stand for their posterior."""
 
 
 def sigma_points(block: Block) -> Array:
@@ -48,7 +53,7 @@ def outlooks_on_vectors(
     kwargs: dict[str, object],
     rng_key: Array,
     *,
-    by_points: bool = False,
+    points: Points = "draws",
 ) -> dict[str, Outlook]:
     """The observations of a bilinear model, by what the vectors of interest say of them (Houlsby et al. 2014).
 
@@ -60,7 +65,8 @@ def outlooks_on_vectors(
     :param args: arguments of the model with the cells that are looked at; without, the masked ones of the fit.
     :param kwargs: keyword arguments of the model.
     :param rng_key: of the draws, as many as the run has of its sites.
-    :param bool by_points: take :func:`sigma_points` in the place of draws.
+    :param str points: draws of the vectors; :func:`sigma_points` in their place; or these for the predictive
+        probabilities, and the mean for those given the vectors.
     :raises ValueError: if the focus is no part of one side that can be told from the rest.
 
     Cost: one quadrature per cell, outcome and draw.
@@ -82,14 +88,18 @@ def outlooks_on_vectors(
         raise ValueError(
             f"focus is on {list(reading.sides[side])}, which this fit sets to points: nothing can be learned of them."
         )
-    if by_points:
-        values = sigma_points(own)
-    else:
+    if points == "draws":
         values = jax.lax.map(lambda key: draw_block(own, key), random.split(rng_key, run.num_samples))
+    else:
+        values = sigma_points(own)
+    weights = jnp.full(len(values), 1.0 / len(values), own.mean.dtype)
+    inner = weights
+    if points == "mode":
+        values = jnp.concatenate([values, own.mean[None]])
+        weights, inner = jnp.append(weights, 0.0), jnp.append(jnp.zeros_like(weights), 1.0)
     # vectors that are of no interest stay where they are, so that their cells tell nothing
     values = jnp.where(jnp.asarray(chosen)[:, None], values, own.mean) if chosen is not None else values
     mean, variance = jax.lax.map(lambda value: conditional_moments(form, nuisance, other, value), values)
-    weights = jnp.full(len(values), 1.0 / len(values), mean.dtype)
     out: dict[str, Outlook] = {}
     start = 0
     for name, cells, shape in zip(reading.factor_names, reading.cells, reading.factor_shapes, strict=True):
@@ -104,7 +114,7 @@ def outlooks_on_vectors(
         number = num_outcomes(factors, at, to, weights)
         if number is None:
             entropy = predictive_entropy(factors, at, to, weights)
-            conditional = weights @ predictive_entropy(factors, at, to)
+            conditional = inner @ predictive_entropy(factors, at, to)
             filled = [jnp.zeros(size, mean.dtype).at[cells].set(value) for value in (entropy, conditional)]
             out[name] = RealOutlook(**common, entropy=filled[0], conditional=filled[1])
             continue
@@ -116,6 +126,11 @@ def outlooks_on_vectors(
         log_p = jnp.moveaxis(log_predictive_probabilities(factors, at[None], to[None], jnp.ones(1), number), 0, -1)
         sure = jnp.where(jnp.arange(number) == 0, 0.0, -jnp.inf).astype(mean.dtype)
         table = jnp.broadcast_to(sure, (len(values), size, number)).at[:, cells].set(log_p)
+        if points == "mode":
+            mixture = committee.mixture(table, weights)
+            gain = committee.entropy(mixture) - committee.entropy(table[-1])
+            out[name] = VectorOutlook(**common, log_p=mixture, gain=partial(jnp.asarray, gain))
+            continue
         out[name] = DrawnOutlook(**common, log_p=table)
     return out
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +24,7 @@ from ..outcomes.focus import Focus
 from ..outcomes.outlooks import Outlook
 from ..outcomes.slopes import Hyper
 from ..outcomes.sources import outlooks
+from ..outcomes.vectors import Points
 
 __all__ = [
     "Acquisition",
@@ -40,7 +41,7 @@ __all__ = [
 
 Acquisition = Callable[..., dict[str, np.ndarray]]
 Units = Literal["nats", "bits"]
-Method = Literal["quadrature", "closed-form", "sigma-points"]
+Method = Literal["quadrature", "closed-form", "sigma-points", "mode"]
 
 
 def expected_information_gain(
@@ -99,7 +100,8 @@ def expected_information_gain(
         noise: all hyperparameters, alone or with parts of the field, which is conditioned exactly at each of them; the
         draws need the arguments of the fit. Elsewhere draws within draws would be biased, and are refused.
     :param str method: ``"closed-form"`` for the approximation of probit factors in the source; ``"sigma-points"`` takes
-        the vectors in focus at two points for each of their components, in the place of draws.
+        the vectors in focus at two points for each of their components, in the place of draws; ``"mode"`` has the
+        entropy of outcomes given these vectors at their mean alone, which is cruder.
     :param str bias_correction: of draws, for outcomes that can be counted; see
         :func:`~numpyro_ext.design.committee_information`.
     :param str units: ``"bits"`` divides by log 2.
@@ -117,9 +119,9 @@ def expected_information_gain(
     check_one_of(Method, method=method)
     scale = math.log(2.0) if units == "bits" else 1.0
     check_one_of(Hyper, hyper=hyper)
-    by_points = method == "sigma-points"
-    found = outlooks(source, args, kwargs, rng_key, focus, hyper, by_points=by_points)
-    rule: EntropyMethod = "quadrature" if method == "sigma-points" else method
+    points: Points = "draws" if method in get_args(EntropyMethod) else cast(Points, method)
+    found = outlooks(source, args, kwargs, rng_key, focus, hyper, points=points)
+    rule: EntropyMethod = "closed-form" if method == "closed-form" else "quadrature"
     return {name: o.shaped(o.information(rule, bias_correction) / scale) for name, o in found.items()}
 
 

@@ -36,6 +36,7 @@ from .algorithms.ratings import iterations, noise
 from .algorithms.ratings.variances import GammaMessage, Rule, gamma_of
 from .algorithms.schedules.loop import SolveInfo
 from .marginals.levels import level_probabilities, mean_level_probabilities
+from .marginals.newcomers import Fitted
 from .marginals.prediction import draw_predictors
 from .programs import BilinearPrograms
 from .run import BilinearRun
@@ -172,6 +173,11 @@ class NoiseRun(BilinearRun):
     def _messages(self) -> noise.NoiseState:
         return self.fit.last_state.state.messages
 
+    @property
+    def fitted(self) -> Fitted:
+        """The model and its messages at the end."""
+        return Fitted(self.noisy.form, self.noisy.sites, self._messages)
+
     @cached_property
     def blocks(self) -> tuple[Any, Any]:
         return Block(*self._messages.rows.seen), Block(*self._messages.columns.seen)
@@ -230,7 +236,8 @@ class NoiseRun(BilinearRun):
         # Of the run, so that further draws compile nothing.
         return quick_jit(_draw_program(self.reading))
 
-    def _on(self, reading: BilinearReading) -> NoisyModel:
+    def on(self, reading: BilinearReading) -> NoisyModel:
+        """The model on other arguments."""
         space = UnconstrainedSpace(reading.hyper, self.space.fixed)
         return NoisyModel(reading, space, self.programs.like(reading, space), self.noisy.rule)
 
@@ -242,7 +249,7 @@ class NoiseRun(BilinearRun):
         :raises ModelStructureError: if the cells have other sites of noise or cut points than the fit.
         :raises ValueError: if these have another size than in the fit.
         """
-        model = self._on(reading)
+        model = self.on(reading)
         if model.sites != self.noisy.sites:
             raise ModelStructureError(
                 f"on these arguments the sites of noise and cut points are {model.sites.names}, in the fit "
@@ -307,7 +314,7 @@ class NoiseRun(BilinearRun):
     ) -> dict[str, Array]:
         reading, _ = self._read_cells(args, kwargs, needs_observations=False)
         # of predictors that no noise has divided
-        draws = draw_predictors(self._on(reading).form.cells, *self.blocks, rng_key, num_samples=num_samples)
+        draws = draw_predictors(self.on(reading).form.cells, *self.blocks, rng_key, num_samples=num_samples)
         return self._by_site(reading, expected_ranks(draws, reading.index[0]))
 
     def fold_in(

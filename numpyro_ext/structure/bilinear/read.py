@@ -162,6 +162,7 @@ def read_like(
     is_held_out: bool = False,
     needs_observations: bool = True,
     unlisted_cells: Unlisted = "missing",
+    has_sizes: bool = True,
 ) -> BilinearReading:
     """Read the model of a reading on other arguments, with the same split, sides and order of components.
 
@@ -169,15 +170,17 @@ def read_like(
     :param bool is_held_out: take the masked observations instead of the others.
     :param bool needs_observations: otherwise those that are left out are given values, as only their cells are of use.
     :param str unlisted_cells: as for :func:`read_bilinear`.
+    :param bool has_sizes: whether hyperparameters have the shapes of the fit.
     :raises ModelStructureError: if the model has other sites on these arguments.
     """
     call = ModelCall(reading.model, args, dict(kwargs), rng_key)
-    call, inspected = _inspect(call, reading)
+    values = reading.initial_hyper() if has_sizes else {}
+    call, inspected = _inspect(call, values)
     left_out = {
         n: inspected[n].init for n in reading.observed_names if n in inspected and inspected[n].kind == "latent"
     }
     if left_out and not needs_observations:
-        call, inspected = _inspect(call._replace(model=handlers.condition(call.model, data=left_out)), reading)
+        call, inspected = _inspect(call._replace(model=handlers.condition(call.model, data=left_out)), values)
     sites = mark_candidates(inspected, _is_candidate)
     missing = [n for n in reading.field if n not in sites]
     if missing:
@@ -197,6 +200,6 @@ def read_like(
     )
 
 
-def _inspect(call: ModelCall, reading: BilinearReading) -> tuple[ModelCall, dict[str, SiteInfo]]:
+def _inspect(call: ModelCall, values: Mapping[str, object]) -> tuple[ModelCall, dict[str, SiteInfo]]:
     """The sites of a call, with arrays in the place of columns of pandas where the model asks for them."""
-    return run_or_with_arrays(call, lambda tried: inspect_sites(tried, reading.initial_hyper()))
+    return run_or_with_arrays(call, lambda tried: inspect_sites(tried, values))

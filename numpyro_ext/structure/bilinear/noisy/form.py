@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax import Array
 
 from ..form import Bilinear
@@ -70,6 +72,44 @@ class NoisyBilinear(NamedTuple):
     scales: tuple[Scale, ...]
     cuts: Cuts | None
     sides: tuple[SideHyper, SideHyper]
+
+    def taken(self, numbers: Array) -> NoisyBilinear:
+        """The same model of the cells with these numbers."""
+        return _by_cells(lambda x: x[numbers], self)
+
+    def joined(self, other: NoisyBilinear) -> NoisyBilinear:
+        """The same model of these cells and, behind them, of the cells of another form with the same unknowns."""
+        return _by_cells(lambda x, y: jnp.concatenate([x, y]), self, other)
+
+
+def _by_cells(function: Callable[..., Array], *forms: NoisyBilinear) -> NoisyBilinear:
+    """Forms made one by a function of every array that has one entry for each cell; factors of cells stay as they are.
+
+    What is the same for all cells is written out for each.
+    """
+    first, names = (
+        forms[0],
+        ("row_index", "column_index", "coupling", "row_linear", "column_linear", "offset", "weight"),
+    )
+
+    def made(*arrays: Array) -> Array:
+        sizes = (form.label.shape[0] for form in forms)
+        return function(*(jnp.broadcast_to(x, (n, *x.shape[1:])) for x, n in zip(arrays, sizes, strict=True)))
+
+    arrays: dict[str, Any] = {name: made(*(getattr(form.cells, name) for form in forms)) for name in names}
+    cells = first.cells._replace(**arrays)
+    scales = (scale._replace(group=made(*(f.scales[k].group for f in forms))) for k, scale in enumerate(first.scales))
+    cuts = first.cuts
+    if cuts is not None:
+        cuts = cuts._replace(element=made(*(form.cuts.element for form in forms if form.cuts is not None)))
+    return first._replace(
+        cells=cells._replace(row_order=jnp.argsort(cells.row_index), column_order=jnp.argsort(cells.column_index)),
+        label=made(*(form.label for form in forms)),
+        noise=made(*(form.noise for form in forms)),
+        thresholds=made(*(form.thresholds for form in forms)),
+        scales=tuple(scales),
+        cuts=cuts,
+    )
 
 
 class NoiseSites(NamedTuple):

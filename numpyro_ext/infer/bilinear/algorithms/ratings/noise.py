@@ -24,7 +24,17 @@ from .cuts import CutState
 from .side_hyper import SidePosterior, prior_at_points, prior_message, rescaled, side_start, updated_side
 from .variances import GammaMessage, Rule, gamma_of, updated_gammas
 
-__all__ = ["NoiseInfo", "NoiseState", "at_points", "init", "noise_variances", "step", "without_factor"]
+__all__ = [
+    "Levels",
+    "NoiseInfo",
+    "NoiseState",
+    "at_points",
+    "init",
+    "levels_heard",
+    "noise_variances",
+    "step",
+    "without_factor",
+]
 
 _VB_SWEEPS = 10
 _LEAST_SHARE = 0.2
@@ -48,6 +58,16 @@ class NoiseState(NamedTuple):
     scales: tuple[GammaMessage, ...]
     """From the noise factor of each cell to each of its variances."""
     sides: tuple[SidePosterior, SidePosterior]
+
+
+class Levels(NamedTuple):
+    """Messages between the levels of cells, cut points, noise and predictors; see :class:`NoiseState`."""
+
+    cuts: CutState
+    value: Message
+    factor: Message
+    product: Message
+    scales: tuple[GammaMessage, ...]
 
 
 class NoiseInfo(NamedTuple):
@@ -117,23 +137,8 @@ def step(
     Cost: ten passes of variational Bayes over the cells; for each cell and boundary a normal distribution function,
     and with ``"quadrature"`` 80 exponentials or logs for each cell and variance.
     """
-    zero = jnp.asarray(0)
-    cuts, skipped = lax.fori_loop(
-        0, _VISITS, lambda _, found: cut_points.update(form, found[0], state.value, damping), (state.cuts, zero)
-    )
-    said = Message(jnp.sum(cuts.value.shift, 1), jnp.sum(cuts.value.precision, 1))
-    has_said = said.precision > 0.0
-    precision = jnp.where(has_said, said.precision, 1.0)
-    above = Moments(said.shift / precision, 1.0 / precision)
-    below = Moments(mean_of(state.product), 1.0 / state.product.precision)
-    noise = noise_variances(form, state.scales, of_cavities=True)
-    to_predictor = as_message(above._replace(variance=above.variance + noise))
-    to_predictor = Message(*(jnp.where(has_said, x, y) for x, y in zip(to_predictor, state.factor, strict=True)))
-    factor = damped(state.factor, to_predictor, damping, may_vanish=True)
-
-    scales, skipped_scales, limited = updated_gammas(
-        form, state.scales, above, below, noise, has_said, damping * learns_noise, rule=rule
-    )
+    levels = Levels(state.cuts, state.value, state.factor, state.product, state.scales)
+    cuts, factor, scales, (skipped, limited) = levels_heard(form, levels, damping, damping * learns_noise, rule=rule)
     rows, columns = hybrid.swept(form.cells, factor, state.rows, state.columns, num_sweeps=_VB_SWEEPS)
     mean, variance = hybrid.predictor_moments(form.cells, rows.seen, columns.seen)
     new_product = without_factor(form.cells, Moments(mean, variance), factor, rows.prior, columns.prior)
@@ -149,8 +154,42 @@ def step(
         moved = hybrid.from_cells(hybrid.SideState(own, prior_message(hyper, old), nothing(own.mean)), 1.0)
         blocks.append(moved._replace(prior=prior_message(hyper, sides[-1])))
     new = NoiseState(cuts, value, factor, product, blocks[0], blocks[1], scales, (sides[0], sides[1]))
-    number = skipped + skipped_scales + jnp.sum(~(new_product.precision > 0.0))
+    number = skipped + jnp.sum(~(new_product.precision > 0.0))
     return new, NoiseInfo(_change(form, state, new) / damping, number, limited)
+
+
+def levels_heard(
+    form: NoisyBilinear, state: Levels, damping: Array, damping_of_noise: Array, *, rule: Rule
+) -> tuple[CutState, Message, tuple[GammaMessage, ...], tuple[Array, Array]]:
+    """Messages of the levels to cut points, predictors and variances of noise.
+
+    :param NoisyBilinear form: the model, whose products play no part.
+    :param state: before.
+    :param damping: share of new messages.
+    :param damping_of_noise: the same of those to variances.
+    :param str rule: by which messages to variances are made.
+    :return: messages about boundaries, to predictors and to variances; how many stayed as they were, and how many
+        variances went a part of their way.
+    """
+    cuts, skipped = lax.fori_loop(
+        0,
+        _VISITS,
+        lambda _, found: cut_points.update(form, found[0], state.value, damping),
+        (state.cuts, jnp.asarray(0)),
+    )
+    said = Message(jnp.sum(cuts.value.shift, 1), jnp.sum(cuts.value.precision, 1))
+    has_said = said.precision > 0.0
+    precision = jnp.where(has_said, said.precision, 1.0)
+    above = Moments(said.shift / precision, 1.0 / precision)
+    below = Moments(mean_of(state.product), 1.0 / state.product.precision)
+    noise = noise_variances(form, state.scales, of_cavities=True)
+    to_predictor = as_message(above._replace(variance=above.variance + noise))
+    to_predictor = Message(*(jnp.where(has_said, x, y) for x, y in zip(to_predictor, state.factor, strict=True)))
+    factor = damped(state.factor, to_predictor, damping, may_vanish=True)
+    scales, skipped_scales, limited = updated_gammas(
+        form, state.scales, above, below, noise, has_said, damping_of_noise, rule=rule
+    )
+    return cuts, factor, scales, (skipped + skipped_scales, limited)
 
 
 def without_factor(
