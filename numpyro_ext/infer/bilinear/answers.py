@@ -9,8 +9,10 @@ from jax import Array
 from ...structure.bilinear.factors import Unlisted
 from ...structure.model.running.execution import check_key
 from ..front.engine import BaseEngine
+from ..front.labels import Labels
 from ..front.run import ask
 from .marginals.pairs import CensoredShares
+from .remarks import remarks
 from .run import BilinearRun
 
 __all__ = ["BilinearAnswers"]
@@ -20,6 +22,12 @@ class BilinearAnswers(BaseEngine[BilinearRun]):
     """Answers from Gaussian vectors of both sides."""
 
     unlisted_cells: Unlisted = "missing"
+
+    def _keep(self, run: BilinearRun, labels: Labels | None = None) -> None:
+        super()._keep(run, labels)
+        diagnostics = run.fit.diagnostics
+        found = (remark.words for remark in remarks(run.reading, run.vectors))
+        run.fit = run.fit._replace(diagnostics=diagnostics._replace(messages=(*diagnostics.messages, *found)))
 
     predict = ask(BilinearRun.predict)
     log_predictive = ask(BilinearRun.log_predictive)

@@ -27,7 +27,7 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms import hybrid
 from .algorithms import sweeps as core
 from .algorithms.incidence import step_sizes
-from .algorithms.messages import next_damping
+from .algorithms.messages import Moments, next_damping
 from .algorithms.ratings.iterations import CHUNK as RATINGS_CHUNK
 from .algorithms.ratings.variances import Rule
 from .algorithms.schedules.loop import SolveInfo
@@ -134,6 +134,11 @@ class HybridRun(BilinearRun):
     @property
     def blocks(self) -> tuple[Any, Any]:
         return self._posterior_state.rows, self._posterior_state.columns
+
+    @property
+    def vectors(self) -> tuple[Moments, Moments] | None:
+        messages = self.fit.last_state.state.messages
+        return None if any(self.reading.is_coupled) else (messages.rows.seen, messages.columns.seen)
 
     @property
     def is_lower_bound(self) -> bool:

@@ -29,6 +29,7 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms import sweeps as core
 from .algorithms.cells import Block
 from .algorithms.incidence import SideBlock
+from .algorithms.messages import Moments
 from .marginals.common_unknowns import GaussianMarginal, absorb_common, append_common
 from .marginals.pairs import share_posteriors
 from .marginals.places import site_places
@@ -79,6 +80,14 @@ class BilinearRun(FinishedRun):
         """The posteriors of rows and columns."""
         state = self.fit.last_state.state
         return state.rows, state.columns
+
+    @property
+    def vectors(self) -> tuple[Moments, Moments] | None:
+        """Posterior moments of all components of rows and columns; ``None`` where these depend on each other."""
+        rows, columns = self.blocks
+        if not isinstance(rows, Block) or not isinstance(columns, Block):
+            return None
+        return _moments(rows), _moments(columns)
 
     @property
     def is_lower_bound(self) -> bool:
@@ -350,6 +359,13 @@ class BilinearRun(FinishedRun):
         bound = float(jnp.sum(info.objective))
         diagnostics = Diagnostics(bool(info.converged), 0, np.array([bound]), 0.0, 0, {}, None, messages)
         return BilinearRun.ended_at(reading, space, programs, state, bound, diagnostics, rng_key, self.num_samples)
+
+
+def _moments(block: Block) -> Moments:
+    if block.covariance is None:
+        return Moments(block.mean, jnp.zeros_like(block.mean))
+    is_full = block.covariance.ndim == 3
+    return Moments(block.mean, jnp.diagonal(block.covariance, axis1=1, axis2=2) if is_full else block.covariance)
 
 
 def _check_sizes(old: BilinearReading, new: BilinearReading, sides: tuple[int, ...], advice: str) -> None:

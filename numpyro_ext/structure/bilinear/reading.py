@@ -211,6 +211,11 @@ class BilinearReading(BilinearForms):
         return self._design.num_pairs is not None and not self._design.is_mixed
 
     @property
+    def num_products(self) -> int:
+        """Number of products of single components in a predictor; zero where a matrix is between both vectors."""
+        return self._design.num_pairs or 0
+
+    @property
     def predictor_rows(self) -> tuple[np.ndarray, ...]:
         """For each observed site the flat indices of the predictors of its cells."""
         return tuple(p.rows for p in self._predictors)
