@@ -18,8 +18,8 @@ from ..infer.front.options import check_at_least, check_one_of
 from ..infer.front.running.progress import progress_bar, warn
 from ..structure.bilinear.read import read_like
 from ..structure.model.running.execution import bound_arguments
-from .outcomes.outlooks import Outlook, VectorOutlook
-from .outcomes.vectors import Points
+from .outcomes.outlooks import Outlook
+from .outcomes.vectors import Points, VectorOutlook
 from .scores.frequencies import empirical_entropy
 from .scores.pointwise import Acquisition, expected_information_gain, predictive_entropy, random_scores
 
@@ -72,10 +72,13 @@ def cold_start(
     >>> rng = np.random.default_rng(0)
     >>> user, item = np.divmod(np.arange(20 * 12), 12)
     >>> value = (rng.normal(size=(20, 1)) @ rng.normal(size=(1, 12)))[user, item] + 0.3 * rng.normal(size=240)
-    >>> data = (user, item, np.digitize(value, [-0.5, 0.5]))
+    >>> rating, known = np.digitize(value, [-0.5, 0.5]), user < 14
+    >>> sizes = {"num_items": 12, "rank": 1, "num_levels": 3}
     >>> engine = BilinearEP(heteroscedastic_ratings, damping=0.9, tol=0.01, progress_bar=False)
-    >>> engine.run(random.key(0), *data, num_users=20, num_items=12, rank=1, num_levels=3)
-    >>> curves = cold_start(engine, data, new="tastes", num_queries=4, num_repeats=2, show_progress=False)
+    >>> engine.run(random.key(0), user[known], item[known], rating[known], num_users=14, **sizes)
+    >>> newcomers = user[~known] - 14, item[~known], rating[~known]
+    >>> options = {"num_users": 6, "num_queries": 4, "num_repeats": 2, "show_progress": False}
+    >>> curves = cold_start(engine, newcomers, new="tastes", share=None, **options)
     >>> print(dict(curves["log_likelihood"].sizes))
     {'strategy': 4, 'query': 5, 'repeat': 2}
 

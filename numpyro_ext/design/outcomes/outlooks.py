@@ -28,15 +28,7 @@ from . import committee
 from .classical import At, fisher_information
 from .committee import BiasCorrection
 
-__all__ = [
-    "LARGEST_TABLE",
-    "DrawnOutlook",
-    "GaussianOutlook",
-    "JointField",
-    "Outlook",
-    "RealOutlook",
-    "VectorOutlook",
-]
+__all__ = ["LARGEST_TABLE", "DrawnOutlook", "GaussianOutlook", "JointField", "Outlook", "RealOutlook"]
 
 LARGEST_TABLE = 2**28
 """Numbers in a table of draws, observations and outcomes: 2 GB."""
@@ -378,43 +370,6 @@ class RealOutlook(Outlook):
             is_candidate=self.is_candidate.reshape(-1)[chosen],
             entropy=self.entropy[at],
             conditional=self.conditional[at],
-        )
-
-
-@dataclass(kw_only=True)
-class VectorOutlook(Outlook):
-    """Levels of cells, and what each tells of a vector.
-
-    :param log_p: log predictive probabilities of the levels, shape ``(observations, levels)``.
-    :param gain: function that computes the information in each observation, in nats.
-    :param frequencies: how often each level was seen in places like that of each observation, of the shape of
-        ``log_p``; ``None`` where that is not known.
-    """
-
-    log_p: Array
-    gain: Callable[[], Array]
-    frequencies: np.ndarray | None = None
-
-    def _log_mixture(self) -> Array:
-        return self.log_p
-
-    def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
-        if bias_correction != "none":
-            raise ValueError(f"Corrections of the bias need draws of all of {self.name!r}, which are not kept.")
-        return self.gain()
-
-    def members(self, num_members: int, rng_key: Array) -> tuple[Array, Array | None]:
-        raise ValueError(f"A score by votes needs draws of all of {self.name!r}, which are not kept.")
-
-    def part(self, chosen: np.ndarray) -> Self:
-        at = chosen.reshape(-1)
-        return dataclasses.replace(
-            self,
-            shape=chosen.shape,
-            is_candidate=self.is_candidate.reshape(-1)[chosen],
-            log_p=self.log_p[at],
-            gain=lambda: self.gain()[at],
-            frequencies=None if self.frequencies is None else self.frequencies[at],
         )
 
 

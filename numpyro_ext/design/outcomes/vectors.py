@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +19,54 @@ from ...infer.bilinear.marginals.places import site_places
 from ...infer.bilinear.run import BilinearRun
 from ...linalg.cholesky import cholesky
 from ...potentials import Potential
-from ...potentials.information import predictive_entropy
+from ...potentials.information import EntropyMethod, predictive_entropy
 from ...potentials.outcomes import log_predictive_probabilities, num_outcomes
 from . import committee
+from .committee import BiasCorrection
 from .focus import Focus, elements_in_focus, named_sites
-from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook, VectorOutlook
+from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook
 
-__all__ = ["Points", "outlooks_on_vectors", "sigma_points"]
+__all__ = ["Points", "VectorOutlook", "outlooks_on_vectors", "sigma_points"]
 
 Points = Literal["draws", "sigma-points", "mode"]
 """Values of the vectors in focus that stand for their posterior."""
+
+
+@dataclass(kw_only=True)
+class VectorOutlook(Outlook):
+    """Levels of cells, and what each tells of a vector.
+
+    :param log_p: log predictive probabilities of the levels, shape ``(observations, levels)``.
+    :param gain: function that computes the information in each observation, in nats.
+    :param frequencies: how often each level was seen in places like that of each observation, of the shape of
+        ``log_p``; ``None`` where that is not known.
+    """
+
+    log_p: Array
+    gain: Callable[[], Array]
+    frequencies: np.ndarray | None = None
+
+    def _log_mixture(self) -> Array:
+        return self.log_p
+
+    def information(self, method: EntropyMethod, bias_correction: BiasCorrection) -> Array:
+        if bias_correction != "none":
+            raise ValueError(f"Corrections of the bias need draws of all of {self.name!r}, which are not kept.")
+        return self.gain()
+
+    def members(self, num_members: int, rng_key: Array) -> tuple[Array, Array | None]:
+        raise ValueError(f"A score by votes needs draws of all of {self.name!r}, which are not kept.")
+
+    def part(self, chosen: np.ndarray) -> Self:
+        at = chosen.reshape(-1)
+        return dataclasses.replace(
+            self,
+            shape=chosen.shape,
+            is_candidate=self.is_candidate.reshape(-1)[chosen],
+            log_p=self.log_p[at],
+            gain=lambda: self.gain()[at],
+            frequencies=None if self.frequencies is None else self.frequencies[at],
+        )
 
 
 def sigma_points(block: Block) -> Array:

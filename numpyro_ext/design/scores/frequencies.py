@@ -11,8 +11,9 @@ from scipy.special import entr
 from ...infer.bilinear.run import BilinearRun
 from ...infer.front.engine import BaseEngine
 from ...infer.front.options import check_one_of
-from ..outcomes.outlooks import Outlook, VectorOutlook
+from ..outcomes.outlooks import Outlook
 from ..outcomes.sources import outlooks
+from ..outcomes.vectors import VectorOutlook
 
 __all__ = ["empirical_entropy"]
 

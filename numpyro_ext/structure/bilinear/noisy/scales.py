@@ -117,7 +117,8 @@ class _Search:
         side_variances: list[tuple[str, Scale] | None] = [None, None]
         parents = []
         for name in self.free:
-            amounts = 1.0 + np.sort(self.rng.random(start[name].size))  # no two alike
+            # no two alike, and none so near to one that in single precision nothing seems to move
+            amounts = 1.25 + np.sort(self.rng.random(start[name].size))
             elements = amounts.reshape(start[name].shape)
             if self.is_gaussian(name):
                 seen = self.look({**start, name: start[name] + elements})
