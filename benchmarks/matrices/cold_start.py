@@ -139,6 +139,24 @@ def learn(system: str, side: int, study: Callable[[], Study], seed: int) -> dict
     }
 
 
+def dense_round(study: Callable[[], Study], seed: int) -> dict[str, Any]:
+    """CPU-seconds of a round in which 235 newcomers could be asked about each of 1000 films."""
+    engine = fitted("HOMF", 0, seed, study().options.fits)
+    user, item = np.divmod(np.arange(235 * _NUM_ITEMS), _NUM_ITEMS)
+    level = np.random.default_rng(seed).integers(0, 5, user.size)
+    curves = cold_start(
+        engine,
+        (user, item, level),
+        new="tastes",
+        share=None,
+        num_users=235,
+        num_queries=4,
+        acquisitions={"information": expected_information_gain},
+        show_progress=False,
+    )
+    return {"seconds": curves["seconds"].values.reshape(-1)[2:].tolist(), "load": os.getloadavg()[0]}
+
+
 def report(work: Path) -> list[str]:
     """The tables of what is kept."""
     lines = table_head(
@@ -164,14 +182,16 @@ def report(work: Path) -> list[str]:
         losses.append(f"| {name} | {' | '.join(mean_and_error(x, digits=3) for x in lost)} |")
         of_fits = ", ".join(f"{one['steps']}{'' if one['converged'] else ' (not settled)'}" for one in kept)
         print(f"{name}: iterations of fits {of_fits}; {kept[0]['newcomers']} newcomers, {kept[0]['ratings']} ratings")
-    return [*lines, "", *losses]
+    rounds = [f"{min(one['seconds']):.2f} CPU s, load {one['load']:.0f}" for one in kept_draws(work, "round")]
+    return [*lines, "", *losses, "", f"A round of 235 newcomers and 1000 films each: {', '.join(rounds)}."]
 
 
 def main() -> None:
     """Compute what is not kept, and print the tables."""
     sides = [(system, side) for side in range(2) for system in ("HOMF", "OMF")]
     experiments = {f"{system}-{'UI'[side]}": partial(learn, system, side, lambda: study) for system, side in sides}
-    study = Study(__doc__, experiments, draws=2)
+    experiments["round"] = partial(dense_round, lambda: study)
+    study = Study(__doc__, experiments, draws={**dict.fromkeys(experiments, 2), "round": 1})
     study.parser.add_argument("--fits", type=Path, help="folder that keeps the fits of all others")
     study.run()
     print("\n".join(report(study.work)))

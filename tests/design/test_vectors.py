@@ -113,7 +113,9 @@ def test_items_are_integrated_out(kind, family):
     gain = expected_information_gain(engine, focus={"u": [1, 2]})["r"]
     candidates = np.flatnonzero(np.isfinite(gain))
     np.testing.assert_array_equal(candidates, np.flatnonzero(~SEEN))
-    points = expected_information_gain(engine, focus="u", method="sigma-points")["r"]
+    points, mode = (
+        expected_information_gain(engine, focus="u", method=method)["r"] for method in ("sigma-points", "mode")
+    )
     u, v = (engine.posterior[name] for name in ("u", "v"))
     spread_u, spread_v = (np.reshape(s.covariance(), (2 * n, 2 * n)) for s, n in ((u, 4), (v, 3)))
     nodes, weights = np.polynomial.hermite_e.hermegauss(24)
@@ -128,6 +130,11 @@ def test_items_are_integrated_out(kind, family):
         center, item = np.reshape(u.mean, (4, 2))[USER[cell]], np.reshape(v.mean, (3, 2))[ITEM[cell]]
         spread = spread_v[blocks[1], blocks[1]]
         corners = np.sqrt(2.0) * np.concatenate([np.eye(2), -np.eye(2)])
+        users = np.concatenate([center + corners @ root.T, center[None]])
+        p, step = outcomes_at(family, users @ item, np.einsum("si,ij,sj->s", users, spread, users))
+        mixed, last = p[:4].mean(0), p[4]
+        expected = step * np.sum(entr(mixed) - entr(last))
+        np.testing.assert_allclose(mode[cell], expected, atol=1e-5)
         for users, share, found, num_draws in (
             (center + grid @ root.T, mass, gain[cell], NUM_DRAWS),
             (center + corners @ root.T, np.full(4, 0.25), points[cell], np.inf),
@@ -162,5 +169,6 @@ def test_what_vectors_cannot_be_in_focus_is_said():
     ):
         with pytest.raises(ValueError, match=message):
             expected_information_gain(engine, focus=focus)
-    with pytest.raises(ValueError, match="sigma-points' is for a focus on vectors"):
-        expected_information_gain(engine, method="sigma-points")
+    for method in ("sigma-points", "mode"):
+        with pytest.raises(ValueError, match=f"'{method}' is for a focus on vectors"):
+            expected_information_gain(engine, method=method)
