@@ -27,7 +27,7 @@ class BilinearAnswers(BaseEngine[BilinearRun]):
         super()._keep(run, labels)
         diagnostics = run.fit.diagnostics
         found = (remark.words for remark in remarks(run.reading, run.vectors))
-        run.fit = run.fit._replace(diagnostics=diagnostics._replace(messages=(*diagnostics.messages, *found)))
+        run.fit = run.fit._replace(diagnostics=diagnostics._replace(messages=(*found, *diagnostics.messages)))
 
     predict = ask(BilinearRun.predict)
     log_predictive = ask(BilinearRun.log_predictive)
