@@ -159,7 +159,7 @@ class _Protocol(NamedTuple):
 
     engine: BilinearEP
     run: NoiseRun
-    """Of the engine."""
+    """Run of the engine."""
     ratings: Any
     """The model on all ratings."""
     arguments: dict[str, Any]
@@ -315,7 +315,7 @@ class _Source:
         self._key = rng_key
 
     def outlooks(self, focus: Any = None, points: Points = "draws") -> dict[str, Outlook]:
-        """What is expected of each rating; the focus is the newcomer's own vector."""
+        """Expectations of each rating; the focus is the newcomer's own vector."""
         reading, side = self._protocol.run.reading, self._protocol.side
         others = sorted(set([focus] if isinstance(focus, str) else focus or ()) - set(reading.sides[side]))
         if others:

@@ -41,7 +41,7 @@ class Met(NamedTuple):
     person: Array
     """New vector of each cell, shape ``(num_cells,)``."""
     prior: Moments
-    """Of the new vectors, shape ``(num_new, size)``."""
+    """Prior of the new vectors, shape ``(num_new, size)``."""
     coefficient: Moments
     """Weights of the components of the new vector in the predictor, shape ``(num_cells, size)``."""
     offset: Moments
@@ -49,7 +49,7 @@ class Met(NamedTuple):
     noise: Array
     """Noise variance of each cell, but for the factors that new vectors have."""
     held_cuts: Moments | None
-    """Of latent cut points that the other side has, shape ``(num_cells, num_boundaries)``."""
+    """Latent cut points that the other side has, shape ``(num_cells, num_boundaries)``."""
     own_cuts: Moments | None
     """Prior of those that each new vector has, shape ``(num_new, num_boundaries)``."""
     own_noise: tuple[GammaMessage, ...]
@@ -261,7 +261,7 @@ def _form(met: Met, cells: Array, is_used: Array) -> NoisyBilinear:
 
 
 def _answers(met: Met, form: NoisyBilinear, vectors: Moments, levels: Levels) -> NewState:
-    """What messages of the cells in use say."""
+    """State of the new vectors, from the messages of the cells in use."""
     num = met.prior.mean.shape[0]
     noise = tuple(
         GammaMessage(*(x[:num] for x in gamma_of(scale, said, of_groups=True)))
