@@ -1,5 +1,6 @@
-"""Faults of versions of libraries below."""
+"""Faults of libraries below."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ext.compilation.versions import warn_of_wrong_sums
+from numpyro_ext.compilation.versions import leave_room_for_host_calls, warn_of_wrong_sums
 
 
 def test_sums_of_products_of_many_rows_are_right():
@@ -47,3 +48,47 @@ def test_the_import_tells():
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "['jaxlib 0.10.2 a']"
+
+
+ON_ONE_CORE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import numpyro_ext
+import jax, jax.numpy as jnp, numpy as np
+from numpyro_ext.linalg.sparse_cholesky import SparsePattern, factorise
+
+nodes = np.arange(200 * 200).reshape(200, 200)
+ends = [(nodes[1:], nodes[:-1]), (nodes[:, 1:], nodes[:, :-1])]
+pattern = SparsePattern.of(nodes.size, *(np.concatenate([pair[k].ravel() for pair in ends]) for k in (0, 1)))
+values = jnp.where(jnp.asarray(pattern.rows) == jnp.asarray(pattern.columns), 5.0, -1.0)
+solve = jax.jit(lambda values, x: factorise(pattern, values).solve(x))
+x = jnp.ones(nodes.size)
+for _ in range(4):
+    x = solve(values, x)
+print(bool(jnp.all(x > 0)))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be kept to one core here")
+def test_calls_of_the_host_end_on_one_core():
+    """With one thread in JAX's pool the arguments of a call are never copied, and this waits for ever."""
+    environment = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
+    command = [sys.executable, "-c", ON_ONE_CORE]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.strip() == "True"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the number of cores is asked for otherwise here")
+def test_a_number_of_threads_of_the_users_own_stays(monkeypatch):
+    for name in ("PJRT_NPROC", "NPROC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    leave_room_for_host_calls()
+    assert "PJRT_NPROC" not in os.environ
+    monkeypatch.setenv("PJRT_NPROC", "1")
+    leave_room_for_host_calls()
+    assert os.environ["PJRT_NPROC"] == "1"
+    monkeypatch.delenv("PJRT_NPROC")
+    monkeypatch.setenv("NPROC", "1")
+    leave_room_for_host_calls()
+    assert os.environ["PJRT_NPROC"] == "2"
