@@ -18,12 +18,12 @@ import numpyro
 import numpyro.distributions as dist
 from jax import random
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS, init_to_value
+from numpyro.infer import init_to_value
 
 from numpyro_ext.infer import AdaptiveQuadrature, marginalize
 from numpyro_ext.models import item_response, item_response_records
 
-from ..harness import Study, cpu_seconds, peak_bytes, table
+from ..harness import CompiledNuts, Study, cpu_seconds, peak_bytes, table
 
 _NUM_ITEMS, _NUM_NODES = 40, 73
 
@@ -91,7 +91,7 @@ def records(draw: int, num_people: int = 1000, num_items: int = 20) -> dict[str,
     found: dict[str, Any] = {}
     for name, (model, *args) in cases.items():
         _fitted(model, *args)
-        engine, seconds = cpu_seconds(lambda: _fitted(model, *args))  # noqa: B023
+        engine, seconds = cpu_seconds(_fitted, model, *args)
         found[name] = {"seconds": seconds, "evidence": float(engine.log_evidence)}
     return found
 
@@ -107,9 +107,9 @@ def two_parameter_logistic(response: Any = None, *, num_people: int, num_items: 
 
 
 def draws(draw: int, num_people: int = 4000, num_items: int = 50) -> dict[str, Any]:
-    """Effective draws of the items in a second, once compiled; chains begin at the values that made the answers."""
+    """Effective draws of the items in a second of a compiled chain, warm-up included, from the true values on."""
     rng = np.random.default_rng(0)
-    trait, slope, difficulty = rng.normal(size=num_people), np.exp(0.3 * rng.normal(size=num_items)), None
+    trait, slope = rng.normal(size=num_people), np.exp(0.3 * rng.normal(size=num_items))
     difficulty = rng.normal(size=num_items)
     logits = slope * (trait[:, None] - difficulty)
     answers = (rng.random((num_people, num_items)) < 1 / (1 + np.exp(-logits))).astype(int)
@@ -121,24 +121,17 @@ def draws(draw: int, num_people: int = 4000, num_items: int = 50) -> dict[str, A
     found: dict[str, Any] = {}
     for name, (model, num_warmup, num_samples) in models.items():
         own = {site: jnp.asarray(value) for site, value in start.items() if name == "plain" or site != "trait"}
-        kernel = NUTS(model, init_strategy=init_to_value(values=own))
-        chain = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
-        chain.run(random.key(0), answers, num_people=num_people, num_items=num_items)
-        chain.post_warmup_state = chain.last_state
-        run = partial(chain.run, num_people=num_people, num_items=num_items, extra_fields=("num_steps",))
-        run(random.key(1), answers)  # compiles
-        chain.post_warmup_state = chain.last_state
-
-        def again() -> None:
-            run(random.key(2), answers)  # noqa: B023
-            jax.block_until_ready(chain.get_samples())  # noqa: B023
-
-        _, seconds = cpu_seconds(again)
-        by_chain = chain.get_samples(group_by_chain=True)
-        sizes = [effective_sample_size(np.asarray(by_chain[site])) for site in ("discrimination", "intercept")]
+        sized = partial(model, num_people=num_people, num_items=num_items)
+        chain = CompiledNuts(sized, num_warmup, num_samples, answers, init_strategy=init_to_value(values=own))
+        measured = chain.run(1)
+        sizes = [effective_sample_size(measured.draws[site]) for site in ("discrimination", "intercept")]
         number = float(np.median(np.concatenate(sizes)))
-        steps = int(chain.get_extra_fields()["num_steps"].sum())
-        found[name] = {"rate": number / seconds, "seconds": seconds, "steps": steps, "size": number}
+        found[name] = {
+            "rate": number / measured.seconds,
+            "seconds": measured.seconds,
+            "steps": measured.gradients,
+            "size": number,
+        }
     return found
 
 

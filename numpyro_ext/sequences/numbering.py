@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import overload
 
 import numpy as np
 
@@ -11,10 +11,14 @@ from .events import EventSequences, EventSplit
 
 __all__ = ["numbered_as"]
 
-_Data = TypeVar("_Data", EventSequences, EventSplit)
 
-
-def numbered_as(data: _Data, other: EventSequences, *, users: bool = False) -> _Data:
+@overload
+def numbered_as(data: EventSequences, other: EventSequences, *, users: bool = False) -> EventSequences: ...
+@overload
+def numbered_as(data: EventSplit, other: EventSequences, *, users: bool = False) -> EventSplit: ...
+def numbered_as(
+    data: EventSequences | EventSplit, other: EventSequences, *, users: bool = False
+) -> EventSequences | EventSplit:
     """Number the items of a log as those of another, so that what was fitted to that one can score it.
 
     Labels decide. Events of items that the other log does not have are left out, which ``notes`` tells.
@@ -48,7 +52,7 @@ def numbered_as(data: _Data, other: EventSequences, *, users: bool = False) -> _
         pairs = ((kind, getattr(source, name)[:3].tolist(), getattr(other, name)[:3].tolist()) for kind, name in names)
         begin = ", and ".join(f"{kind} begin with {own} and {others}" for kind, own, others in pairs)
         raise ValueError(f"numbered_as: no event is left, as the two logs have nothing in common: {begin}.")
-    return found  # type: ignore[return-value]
+    return found
 
 
 def _numbered(log: EventSequences, other: EventSequences, users: bool) -> EventSequences:

@@ -1,4 +1,4 @@
-"""What a user is told of data that a bilinear model fits without complaint: by reason, with places and a remedy."""
+"""Remarks on data that a bilinear model fits without complaint: by reason, with places and a remedy."""
 
 from functools import partial
 

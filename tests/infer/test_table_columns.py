@@ -17,14 +17,14 @@ Y = 2.0 * X["age"] - X["height"] + 0.1 * RNG.normal(size=40)
 
 
 def regression(x, y=None):
-    """As an array: the order of the columns matters."""
+    """Takes the table as an array: the order of the columns matters."""
     slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([3]).to_event(1))
     mean = numpyro.deterministic("mean", jnp.asarray(x) @ slopes)
     numpyro.sample("y", dist.Normal(mean, 0.1), obs=y)
 
 
 def by_names(x, y=None):
-    """By the names of columns: the order does not matter, and others may be there."""
+    """Takes columns by their names: the order does not matter, and others may be there."""
     age, height = (numpyro.sample(name, dist.Normal(0, 1)) for name in ("age", "height"))
     mean = numpyro.deterministic("mean", age * jnp.asarray(x["age"]) + height * jnp.asarray(x["height"]))
     numpyro.sample("y", dist.Normal(mean, 0.1), obs=y)

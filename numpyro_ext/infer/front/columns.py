@@ -65,8 +65,8 @@ def _by_name(model: Callable[..., object], args: tuple[object, ...], kwargs: Map
         return {}
 
 
-def _is_table(value: object) -> bool:
-    return is_pandas(value) and np.ndim(value) == 2  # type: ignore[arg-type]
+def _is_table(value: Any) -> bool:
+    return is_pandas(value) and np.ndim(value) == 2
 
 
 def _names(table: Any) -> list[Any]:

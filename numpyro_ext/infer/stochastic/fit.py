@@ -84,9 +84,10 @@ class ChunkedFit(Shown):
         stopped: str,
         notes: tuple[str, ...],
         setting: Setting,
-        labels: Labels = Labels(),  # noqa: B008
+        labels: Labels | None = None,
     ) -> None:
-        self._program, self._batch_size, self._setting, self._labels = program, batch_size, setting, labels
+        self._program, self._batch_size, self._setting = program, batch_size, setting
+        self._labels = Labels() if labels is None else labels
         self.params, self.last_state, self.stopped, self.notes = params, last_state, stopped, notes
         self._personal: PersonalPosterior | None = None
 
