@@ -135,7 +135,7 @@ class BetaBinomialReading(ModelReading):
             raise ModelStructureError(f"site '{name}' is not dist.Binomial(total, probs=...), or it is scaled.")
         probs = traced.parameters["probs"]
         if degrees.of(probs) == Degree.AFFINE and degrees.of(traced.parameters["total_count"]) == Degree.CONSTANT:
-            pattern = AffineRows(self._program, self._field, [((probs,), used)]).pattern
+            pattern = AffineRows(self._questions, self._field, [((probs,), used)]).pattern
             if pattern is not None and pattern.shape[1] == 1:
                 return pattern[:, 0]
         raise Conflict(f"the probability of site '{name}' is not that of one Beta site.", degrees.sites_of(probs))

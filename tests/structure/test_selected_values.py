@@ -11,6 +11,7 @@ from jax import lax
 from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts
 from numpyro_ext.structure.program.program import make_program
+from numpyro_ext.structure.program.questions import Questions
 from numpyro_ext.structure.program.rows.affine_rows import find_indices
 from numpyro_ext.structure.program.rows.costs import RowCosts
 from numpyro_ext.structure.program.rows.selected import SelectedDependence
@@ -76,7 +77,9 @@ def test_elements_and_their_derivatives_are_those_of_the_whole(name):
 def test_elements_depend_on_what_derivatives_say(name):
     program, output = make_program(FUNCTIONS[name], LEFT, RIGHT, num_unknowns=2)
     size = int(np.prod(program.shape(output)))
-    pattern = SelectedDependence(program, dict(zip(program.inputs, (0, 36), strict=True))).at(output, np.arange(size))
+    pattern = SelectedDependence(Questions(program, program.data), dict(zip(program.inputs, (0, 36), strict=True))).at(
+        output, np.arange(size)
+    )
     slopes = jax.jit(jax.jacobian(lambda x, y: jnp.ravel(FUNCTIONS[name](x, y)), argnums=(0, 1)))(LEFT, RIGHT)
     slopes = np.concatenate([np.reshape(part, (size, -1)) for part in slopes], axis=1)
     for row, columns in zip(slopes, pattern, strict=True):
@@ -88,7 +91,9 @@ def test_elements_depend_on_what_derivatives_say(name):
 def test_what_is_looked_up_is_not_found_by_numbering_the_array(monkeypatch):
     monkeypatch.setattr(SelectedDependence, "_origin", None)
     program, output = make_program(FUNCTIONS["pairs, clipped"], LEFT, RIGHT, num_unknowns=2)
-    pattern = SelectedDependence(program, dict(zip(program.inputs, (0, 36), strict=True))).at(output, np.arange(6))
+    pattern = SelectedDependence(Questions(program, program.data), dict(zip(program.inputs, (0, 36), strict=True))).at(
+        output, np.arange(6)
+    )
     assert pattern.shape == (6, 12)
 
 

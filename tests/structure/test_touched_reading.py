@@ -279,3 +279,24 @@ def test_quantities_that_are_not_those_of_the_rows_are_refused(monkeypatch):
     monkeypatch.setattr(module.TouchedRows, "build", wrong)
     with pytest.raises(ModelStructureError, match="misread"):
         read_touched(collaborative_preferences, comparisons(pairs_of=[2, 9, 4, 1, 1, 3, 3, 2, 2]), options())
+
+
+def in_another_order(user, first, second, order, won=None, *, kernel):
+    with numpyro.plate("users", NUM_USERS):
+        own = numpyro.sample("own", dist.MultivariateNormal(jnp.zeros(NUM_ITEMS), kernel))
+    numpyro.deterministic("ordered", own[order])
+    numpyro.sample("won", dist.Bernoulli(logits=own[user, first] - own[user, second]), obs=won)
+
+
+def test_elements_of_large_sites_are_found_by_indices_of_the_data():
+    *compared, won = comparisons()
+    order, found = np.random.default_rng(0).permutation(NUM_USERS), []
+    for options_of_layout in (ALWAYS, ALWAYS | {"large_site": 50}):
+        engine = with_layouts(EP, **options_of_layout)(in_another_order, progress_bar=False)
+        engine.run(jax.random.key(0), *compared, order, won, kernel=options()["kernel"])
+        found.append([engine.posterior[name][index] for name, index in (("own", order[[3, 7]]), ("ordered", [3, 7]))])
+    assert engine._run.reading.large_sites == ("own", "ordered")
+    for part in ("mean", "sd"):
+        expected, *others = (getattr(answer, part) for answers in found for answer in answers)
+        for other in others:
+            np.testing.assert_allclose(other, expected, atol=1e-10)

@@ -54,7 +54,7 @@ def find_common(
 
 
 def _is_affine(program: Program, sites: Mapping[str, int], predictors: Sequence[Atom]) -> bool:
-    degrees = classify(program, sites, with_sources=False)
+    degrees = classify(program, sites)
     return all(degrees.of(atom) != Degree.NONLINEAR for atom in predictors)
 
 

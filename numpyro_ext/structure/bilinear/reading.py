@@ -106,7 +106,7 @@ class BilinearReading(BilinearForms):
                     "give it one at least, or leave the product out and use EP.",
                     site=name,
                 )
-        degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources=False)
+        degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()})
         self._check_priors(degrees)
         if not isinstance(by_component, bool):
             check_names(by_component, self.field, self.sites)
@@ -118,7 +118,7 @@ class BilinearReading(BilinearForms):
         numbers = {n: number for n, (number, _) in self._field.items()}
         self._found = [
             recognise_cells(
-                self._program, n, self.sites[n], self._trace.factors[n], degrees, numbers, probe, takes_any_factor
+                self._questions, n, self.sites[n], self._trace.factors[n], degrees, numbers, probe, takes_any_factor
             )
             for n in self.factor_names
         ]
@@ -270,8 +270,8 @@ class BilinearReading(BilinearForms):
             is_joint = {n: isinstance(self._trace.priors[n], CovariancePrior | PrecisionPrior) for n in self.field}
             coupled = {n: frozenset([len(shapes[n]) - 1] if is_joint[n] else []) for n in self.field}
             wanted = frozenset(n for n in self.field if self.is_named(n, by_component))
-            return find_layouts(self._program, numbers, shapes, coupled, self._predictors, wanted)
-        known = (same_layout(self._program, numbers, shapes, self._predictors, layout) for layout in like.layouts)
+            return find_layouts(self._questions, numbers, shapes, coupled, self._predictors, wanted)
+        known = (same_layout(self._questions, numbers, shapes, self._predictors, layout) for layout in like.layouts)
         return next(known), next(known)
 
     def is_named(self, name: str, names: Collection[str] | bool) -> bool:

@@ -15,7 +15,7 @@ from ..factors.recognise import Recognised, recognise
 from ..model.running.inspection import SiteInfo
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees, classify
-from ..program.program import Program
+from ..program.questions import Questions
 from .factors import TAKEN, check_factor
 from .vectors.layouts import self_product, shared_block
 
@@ -23,7 +23,7 @@ __all__ = ["recognise_cells"]
 
 
 def recognise_cells(
-    program: Program,
+    questions: Questions,
     name: str,
     site: SiteInfo,
     traced: FactorTrace,
@@ -34,7 +34,7 @@ def recognise_cells(
 ) -> Recognised:
     """The factors of an observed site and their predictor, seen from the first site that finds one.
 
-    :param program: the model.
+    :param questions: the model and its data.
     :param str name: of the observed site.
     :param SiteInfo site: the site as the model has it.
     :param FactorTrace traced: its arrays.
@@ -45,6 +45,7 @@ def recognise_cells(
     :raises ModelStructureError: if no predictor is found, or its factors are not taken.
     :raises Conflict: naming sites that other parameters than the predictor depend on.
     """
+    program = questions.program
     for part, atom in (("mask", traced.mask), ("scale", traced.scale), ("value", traced.value)):
         if atom is not None and degrees.of(atom) != Degree.CONSTANT:
             raise ModelStructureError(
@@ -57,11 +58,11 @@ def recognise_cells(
     for number in numbers:
         probe[number] = jnp.zeros(program.shape(number), jnp.result_type(float))
     for block, number in field.items():
-        alone = classify(program, {block: number}, with_sources=False)
+        alone = classify(program, {block: number})
         degree = alone.of(traced.log_prob)
         if degree == Degree.CONSTANT:
             continue
-        found = recognise(program, alone, traced, probe)
+        found = recognise(questions, alone, traced, probe)
         if found is None:
             if degree == Degree.NONLINEAR and any(self_product(program, alone, a) for a in parameters):
                 raise ModelStructureError(shared_block(block))

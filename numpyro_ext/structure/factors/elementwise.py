@@ -18,6 +18,7 @@ from ..program.degrees import Degree, Degrees, affine_cuts
 from ..program.equations import Atom, Constant
 from ..program.patterns import Pattern, ids_of
 from ..program.program import Program
+from ..program.questions import Questions
 from ..program.sums import Term
 from .pairs import Pairs, Ranges, patterns_from
 
@@ -46,7 +47,7 @@ class ElementwiseFactor(ByContent):
 
     def __init__(
         self,
-        program: Program,
+        questions: Questions,
         degrees: Degrees,
         name: str,
         traced: FactorTrace,
@@ -54,6 +55,7 @@ class ElementwiseFactor(ByContent):
         *,
         pairs: Pairs | None = None,
     ) -> None:
+        program = questions.program
         self.program, self.traced = program, traced
         self.varying = [t for t in terms if degrees.of(t.atom) != Degree.CONSTANT]
         self.fixed = [t for t in terms if degrees.of(t.atom) == Degree.CONSTANT]
@@ -62,7 +64,7 @@ class ElementwiseFactor(ByContent):
             self.cut, maps = pairs
         else:
             self.cut = _choose_cut(program, degrees, atoms)
-            ranges, patterns = patterns_from(program, self.cut, atoms)
+            ranges, patterns = patterns_from(questions, self.cut, atoms)
             # for each element of each term the number of its predictor, -1 for constants such as a padded zero
             maps = [_one_predictor(program, degrees, name, a, p, ranges).reshape(-1) for a, p in patterns]
         numbers = np.concatenate(maps)
@@ -79,17 +81,17 @@ class ElementwiseFactor(ByContent):
         # What was looked up is data like any other, so that other indices of the same shapes run the same programs.
         targets = np.split(row_of, np.cumsum([len(m) for m in maps])[:-1])
         self._targets = [
-            None if _is_identity(t, self.num_factors) else program.embed(t.astype(np.int32)) for t in targets
+            None if _is_identity(t, self.num_factors) else questions.carry(t.astype(np.int32)) for t in targets
         ]
         num_elements = sum(int(np.prod(program.shape(atom))) for atom in self.cut)
         # Each predictor of the factors is one of the values, element by element, or all of them are looked up.
         is_in_order = _is_identity(self.predictors.T.reshape(-1), num_elements)
-        self._places = None if is_in_order else program.embed(self.predictors.astype(np.int32))
+        self._places = None if is_in_order else questions.carry(self.predictors.astype(np.int32))
         scalars = [a for t in terms for a, _ in t.scalars]
         wanted = [*atoms, *scalars, *self._modifiers]
         looked_up = [n for n in (*self._targets, self._places) if n is not None]
         self.given = (*program.frontier(wanted, self.cut), *looked_up)
-        self.has_own_arguments = pairs is not None and is_in_order and self._have_own_arguments(atoms)
+        self.has_own_arguments = pairs is not None and is_in_order and self._have_own_arguments(questions, atoms)
 
     @cached_property
     def log_density(self) -> Callable[..., Array]:
@@ -114,13 +116,13 @@ class ElementwiseFactor(ByContent):
         sizes = [np.prod(self.program.shape(atom)) for atom in self.cut]
         return self._places is None and sizes == [self.num_factors, self.num_factors]
 
-    def _have_own_arguments(self, atoms: Sequence[Atom]) -> bool:
+    def _have_own_arguments(self, questions: Questions, atoms: Sequence[Atom]) -> bool:
         large = [n for n in self.given if np.prod(self.program.shape(n)) != 1]
         if any(np.prod(self.program.shape(n)) != self.num_factors for n in large):
             return False
         # with as many elements in each, the numbers of those of one factor differ by multiples of this
         numbers = np.arange(self.num_factors)[:, None]
-        for atom, (_, pattern) in zip(atoms, patterns_from(self.program, [*self.cut, *large], atoms)[1], strict=True):
+        for atom, pattern in patterns_from(questions, [*self.cut, *large], atoms)[1]:
             if not isinstance(pattern, np.ndarray) or np.prod(self.program.shape(atom)) != self.num_factors:
                 return False
             seen = pattern.reshape(self.num_factors, -1)

@@ -12,6 +12,7 @@ from ..program.dependence import dependence
 from ..program.equations import Atom
 from ..program.patterns import Pattern, as_array, deduplicate
 from ..program.program import Program
+from ..program.questions import Questions
 
 __all__ = ["Pairs", "Ranges", "find_pairs", "patterns_from"]
 
@@ -22,17 +23,18 @@ Pairs = tuple[list[int], list[np.ndarray]]
 
 
 def patterns_from(
-    program: Program, cut: Sequence[int], atoms: Sequence[Atom]
+    questions: Questions, cut: Sequence[int], atoms: Sequence[Atom]
 ) -> tuple[Ranges, list[tuple[Atom, Pattern]]]:
     """The elements of the values ``cut``, numbered through, and which of them the elements of ``atoms`` depend on."""
+    program = questions.program
     starts = np.concatenate([[0], np.cumsum([np.prod(program.shape(c)) for c in cut])]).astype(int)
     ranges = list(zip(cut, starts[:-1], starts[1:], strict=True))
     seeds: dict[int, Pattern] = {c: np.arange(lo, hi).reshape(*program.shape(c), 1) for c, lo, hi in ranges}
-    patterns = dependence(program, seeds, {}, atoms)
+    patterns = dependence(questions, seeds, atoms)
     return ranges, [(atom, patterns[atom]) for atom in atoms]  # type: ignore[index]
 
 
-def find_pairs(program: Program, degrees: Degrees, name: str, atoms: Sequence[Atom]) -> Pairs | None:
+def find_pairs(questions: Questions, degrees: Degrees, name: str, atoms: Sequence[Atom]) -> Pairs | None:
     """Affine values to cut at, and the numbers of the two elements of them that each element of ``atoms`` sees.
 
     The values that mix unknowns are tried first, where observations that share both predictors are one factor. Where
@@ -43,9 +45,10 @@ def find_pairs(program: Program, degrees: Degrees, name: str, atoms: Sequence[At
     :raises Conflict: if there are no such values; or one predictor is the same for all observations: it is a
         hyperparameter, of which all of them together know much.
     """
+    program = questions.program
     cuts = affine_cuts(program, degrees, atoms)
     roots = sorted({degrees.source[c].root for c in cuts})
-    maps = _pairs(program, roots, atoms)
+    maps = _pairs(questions, roots, atoms)
     if maps is None or _multiplies(program, degrees, atoms):
         return None
     pairs = np.concatenate(maps)
@@ -68,7 +71,7 @@ def find_pairs(program: Program, degrees: Degrees, name: str, atoms: Sequence[At
     sides = [sorted((n for n in affine if degrees.source[n].root == root), reverse=True) for root in roots]
     for cut in ([a, b] for a in sides[0] for b in sides[1]) if len(sides) == 2 else ():
         if not program.ancestors(atoms, cut) & free - set(cut):
-            late = _pairs(program, cut, atoms)
+            late = _pairs(questions, cut, atoms)
             own = None if late is None else np.unique(np.concatenate(late), axis=0)
             if late is not None and own is not None and np.all(own >= 0) and np.unique(own).size == own.size:
                 return cut, late
@@ -81,13 +84,13 @@ def find_pairs(program: Program, degrees: Degrees, name: str, atoms: Sequence[At
     )
 
 
-def _pairs(program: Program, cut: Sequence[int], atoms: Sequence[Atom]) -> list[np.ndarray] | None:
+def _pairs(questions: Questions, cut: Sequence[int], atoms: Sequence[Atom]) -> list[np.ndarray] | None:
     """The two elements that each element sees, or ``None`` if some see more, or one that is in no pair.
 
     An element that sees one of a pair, as the Jacobian of a scale in a sum of its own, is a part of that pair's factor.
     """
     found = []
-    for _, pattern in patterns_from(program, cut, atoms)[1]:
+    for _, pattern in patterns_from(questions, cut, atoms)[1]:
         if not isinstance(pattern, np.ndarray) or not pattern.shape[-1]:
             return None
         seen = deduplicate(as_array(pattern))

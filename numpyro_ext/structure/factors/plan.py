@@ -21,6 +21,7 @@ from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees
 from ..program.equations import Constant
 from ..program.program import Program
+from ..program.questions import Questions
 from ..program.run_compiled import run_compiled
 from ..program.sums import Term, sum_terms
 from .elementwise import ElementwiseFactor
@@ -54,10 +55,11 @@ class FactorPlan(ByContent):
     """True if the same is recognised at other values of the data; ``None`` where these have no say."""
 
 
-def plan_factor(program: Program, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:
+def plan_factor(questions: Questions, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:
     """Read one site whose log probability depends on the field.
 
-    :param traced: the site, with atoms of ``program`` as leaves.
+    :param questions: the program and its data.
+    :param traced: the site, with atoms of the program as leaves.
     :param probe: values of all hyperparameters and data at one point, to test what was recognised.
     :raises Conflict: if an observation depends on the field through more predictors than engines treat.
     """
@@ -70,10 +72,10 @@ def plan_factor(program: Program, degrees: Degrees, name: str, traced: FactorTra
                 sites,
                 name,
             )
-    found = recognise(program, degrees, traced, probe)
+    found = recognise(questions, degrees, traced, probe)
     if found is not None:
-        return _recognised_plan(program, name, traced, found)
-    return _elementwise_plan(program, degrees, name, traced, probe)
+        return _recognised_plan(questions.program, name, traced, found)
+    return _elementwise_plan(questions, degrees, name, traced, probe)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,13 +133,14 @@ def _recognised_plan(program: Program, name: str, traced: FactorTrace, found: Re
     return FactorPlan(name, parts, shape, each, build, label, is_closed_form, is_recognised=True, holds=found.holds)
 
 
-def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:
+def _elementwise_plan(questions: Questions, degrees: Degrees, name: str, traced: FactorTrace, probe: Env) -> FactorPlan:
+    program = questions.program
     whole = [Term(traced.log_prob)]
     attempts = [whole] if program.shape(traced.log_prob) else [sum_terms(program, degrees, traced.log_prob), whole]
     error: Conflict | None = None
     for terms in attempts:
         try:
-            factor = ElementwiseFactor(program, degrees, name, traced, terms)
+            factor = ElementwiseFactor(questions, degrees, name, traced, terms)
         except Conflict as conflict:
             error = error or conflict
             continue
@@ -146,14 +149,14 @@ def _elementwise_plan(program: Program, degrees: Degrees, name: str, traced: Fac
         return FactorPlan(name, parts, factor.shape, 1, _Elementwise(factor), label, False)
     for terms in attempts:
         atoms = [t.atom for t in terms if degrees.of(t.atom) != Degree.CONSTANT]
-        pairs = find_pairs(program, degrees, name, atoms)
+        pairs = find_pairs(questions, degrees, name, atoms)
         if pairs is not None:
-            return _pair_plan(name, ElementwiseFactor(program, degrees, name, traced, terms, pairs=pairs), probe)
+            factor = ElementwiseFactor(questions, degrees, name, traced, terms, pairs=pairs)
+            return _pair_plan(name, factor, {**probe, **questions.values})
     raise error or ValueError("no term to read")
 
 
 def _pair_plan(name: str, factor: ElementwiseFactor, probe: Env) -> FactorPlan:
-    probe = {**probe, **dict(zip(factor.program.constants, factor.program.data, strict=True))}
     kind = kind_of_pair(PairPotential(factor.log_density, factor.arguments(probe)), factor.num_factors, run_compiled)
     plus, minus = row_directions(2).T
     rows = np.stack([factor.predictors[:, plus], np.where(minus < 0, -1, factor.predictors[:, minus])], axis=-1)

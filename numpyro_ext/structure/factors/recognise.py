@@ -28,6 +28,7 @@ from ..program.dependence import dependence
 from ..program.equations import Atom, apply_to_known
 from ..program.patterns import Pattern
 from ..program.program import Program
+from ..program.questions import Questions
 
 __all__ = ["Recognised", "recognise"]
 
@@ -58,9 +59,9 @@ class _Match(NamedTuple):
     value: float = 1.0
 
 
-def recognise(program: Program, degrees: Degrees, traced: FactorTrace, probe: Env) -> Recognised | None:
+def recognise(questions: Questions, degrees: Degrees, traced: FactorTrace, probe: Env) -> Recognised | None:
     """The named potential of a site, or None if it has to be treated by quadrature."""
-    family = traced.family
+    family, program = traced.family, questions.program
     if family is None:
         return None
     if degrees.of(traced.value) == Degree.AFFINE:
@@ -71,7 +72,7 @@ def recognise(program: Program, degrees: Degrees, traced: FactorTrace, probe: En
         return None
     leaf = traced.parameters[family.predictor]
     if degrees.of(leaf) != Degree.AFFINE:
-        return _behind_a_link(program, degrees, family, traced, leaf, probe)
+        return _behind_a_link(questions, degrees, family, traced, leaf, probe)
     if IDENTITY not in family.links:
         return None
     match = _Match(IDENTITY)
@@ -113,21 +114,22 @@ def _rows(family: Family, index: np.ndarray) -> np.ndarray:
 
 
 def _behind_a_link(
-    program: Program,
+    questions: Questions,
     degrees: Degrees,
     family: Family,
     traced: FactorTrace,
     leaf: Atom,
     probe: Env,
 ) -> Recognised | None:
+    program = questions.program
     for predictor in _single_passages(program, degrees, leaf):
         # one after the other: for large data each is large, and the first is mostly the right one
-        index = _indices(program, predictor, leaf, program.shape(leaf)[-1]) if family.is_joint else None
+        index = _indices(questions, predictor, leaf, program.shape(leaf)[-1]) if family.is_joint else None
         if family.is_joint and index is None:
             continue
         matched = partial(_matched, family=family, traced=traced, predictor=predictor, leaf=leaf, index=index)
         match = matched(program, probe)
-        index = index if match is None or index is not None else _indices(program, predictor, leaf, None)
+        index = index if match is None or index is not None else _indices(questions, predictor, leaf, None)
         if match is not None and index is not None:
             build = _Builder(program, family, traced, predictor, leaf, match)
             label, rows = f"{family.label}, {match.link.name} link", _rows(family, index)
@@ -156,14 +158,14 @@ def _is_matched(matched: Callable[[Program, Env], _Match | None], match: _Match,
     return matched(program, probe) == match
 
 
-def _indices(program: Program, predictor: int, leaf: Atom, dimension: int | None) -> np.ndarray | None:
+def _indices(questions: Questions, predictor: int, leaf: Atom, dimension: int | None) -> np.ndarray | None:
     """Flat indices of the predictors of each element of the parameter, or of each of its vectors of this length.
 
     ``None`` where their number is another one.
     """
-    shape = program.shape(predictor)
+    shape = questions.program.shape(predictor)
     seeds: dict[int, Pattern] = {predictor: np.arange(int(np.prod(shape)), dtype=np.int64).reshape(*shape, 1)}
-    pattern = dependence(program, seeds, {}, [leaf])[leaf]  # type: ignore[index]
+    pattern = dependence(questions, seeds, [leaf])[leaf]  # type: ignore[index]
     if not isinstance(pattern, np.ndarray) or pattern.shape[-1] != (dimension or 1) or np.any(pattern < 0):
         return None
     if dimension is None:
@@ -196,7 +198,7 @@ def _responses(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The parameter at values of the predictor, shape ``(grid, elements in use)``, and which elements these are."""
     dtype = jnp.result_type(float)
-    on_grid = shared(_on_grid, program, predictor, leaf, holds_little(program.data))
+    on_grid = shared(_on_grid, program, predictor, leaf, holds_little(dict(probe)))
     values = np.asarray(on_grid(np.asarray(grid, dtype), dict(probe)), float)
     mask = np.ones((), bool)
     if not program.ancestors([traced.mask]) & program.changing:

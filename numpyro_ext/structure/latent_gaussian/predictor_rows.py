@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ModelStructureError
 from ..program.degrees import Degrees
-from ..program.program import Program
+from ..program.questions import Questions
 from ..program.rows.affine_rows import AffineRows, Parts
 from ..program.rows.state_rows import NoStateSpace, StateRows, find_time_blocks
 from .costs import LayoutCosts
@@ -20,7 +20,7 @@ LARGEST_DENSE = 50_000_000
 
 
 def predictor_rows(
-    program: Program,
+    questions: Questions,
     degrees: Degrees,
     field: Mapping[str, tuple[int, int]],
     parts: Parts,
@@ -36,7 +36,7 @@ def predictor_rows(
     """
     sizes = {"block_size": costs.time_block, "fewest_blocks": costs.time_blocks}
     try:
-        blocks = find_time_blocks(program, degrees, field, parts, together, **sizes)
+        blocks = find_time_blocks(questions, degrees, field, parts, together, **sizes)
     except NoStateSpace as reason:
         num_rows, num_columns = sum(len(rows) for _, rows in parts), sum(size for _, size in field.values())
         if num_rows * num_columns > LARGEST_DENSE:
@@ -46,4 +46,6 @@ def predictor_rows(
                 "(hand what it needs of earlier ones on in the carry), or use fewer steps."
             ) from reason
         blocks = None
-    return AffineRows(program, field, parts, costs.rows) if blocks is None else StateRows.build(blocks, parts)
+    if blocks is None:
+        return AffineRows(questions, field, parts, costs.rows)
+    return StateRows.build(questions, blocks, parts)

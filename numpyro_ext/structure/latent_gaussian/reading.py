@@ -79,19 +79,19 @@ class LatentGaussianReading(ModelReading):
         self._sort_factors(degrees)
         probe = self._env(self.initial_hyper(), None)
         self.plans: list[FactorPlan] = [
-            plan_factor(self._program, degrees, name, self._trace.factors[name], probe) for name in self.factor_names
+            plan_factor(self._questions, degrees, name, self._trace.factors[name], probe) for name in self.factor_names
         ]
         self.factor_shapes = tuple(p.shape for p in self.plans)
         self.rows_per_observation = tuple(p.rows_per_observation for p in self.plans)
         parts = [part for plan in self.plans for part in plan.parts]
         together = self._priors.independent_blocks()
-        self._rows = predictor_rows(self._program, degrees, self._field, parts, together, costs)
+        self._rows = predictor_rows(self._questions, degrees, self._field, parts, together, costs)
         self._touched = None
         priors = self._trace.priors.values()
         is_sparse = any(isinstance(prior, SparsePrecisionPrior) for prior in priors)
         is_plain = not is_sparse and not any(isinstance(prior, FlatPrior | LowRankPrior) for prior in priors)
         if isinstance(self._rows, AffineRows) and is_plain:
-            self._touched = find_touched(self._program, degrees, self._rows, self._priors.coupled(), costs)
+            self._touched = find_touched(self._questions, degrees, self._rows, self._priors.coupled(), costs)
         pattern = None if is_sparse else self._rows.pattern
         factor = factor_of_rows(self.plans)
         blocks = find_blocks(pattern, self._rows.num_rows, self._rows.num_columns, self._priors.coupled(), factor)
@@ -127,8 +127,8 @@ class LatentGaussianReading(ModelReading):
             layout = iterative_layout(self._priors, rows, affine_maps)
         elif is_sparse:
             layout = sparse_layout(self._priors, rows, affine_maps)
-        # Of the program, as factors may have added to them what they looked up.
-        self.data = (*self._program.data, LookedUp(self._rows.indices, maps, blocks, border, touched, layout))
+        # Of the questions, as factors may have added to them what they looked up.
+        self.data = (*self._questions.data, LookedUp(self._rows.indices, maps, blocks, border, touched, layout))
 
     def without_data(self) -> Self:
         out = super().without_data()
@@ -160,7 +160,7 @@ class LatentGaussianReading(ModelReading):
         out = self.on_data_of(call, sites)
         if out is None:
             return None
-        out.data = (*out._program.data, looked_up)
+        out.data = (*out._questions.data, looked_up)
         by_values = [plan.holds for plan in self.plans if plan.holds is not None]
         probe = out._env(out.initial_hyper(), None) if by_values else {}
         return out if all(holds(out._program, probe) for holds in by_values) else None
@@ -199,7 +199,7 @@ class LatentGaussianReading(ModelReading):
         return PriorColumns(self._columns, self._trace.priors, self._program.shape)
 
     def _affine_rows(self, parts: Parts) -> AffineRows:
-        return AffineRows(self._program, self._field, parts, self._costs.rows)
+        return AffineRows(self._questions, self._field, parts, self._costs.rows)
 
     def form(self, hyper: Mapping[str, object], data: Sequence[object] | None = None) -> LatentGaussian:
         """The form at given hyperparameters.
@@ -306,7 +306,7 @@ class LatentGaussianReading(ModelReading):
         """
         try:
             assert isinstance(self._rows, AffineRows)  # as of all that have large sites
-            return ChosenRows.build(self._rows, self._trace.values[name], elements)
+            return ChosenRows.build(self._questions, self._rows, self._trace.values[name], elements)
         except TooLarge as error:
             raise ValueError(f"{len(elements)} elements of {name!r} are too many at once: ask for fewer.") from error
 
@@ -321,7 +321,7 @@ class LatentGaussianReading(ModelReading):
         parts = [((self._trace.values[name],), np.arange(int(np.prod(self.site_shapes[name]))))]
         if isinstance(self._rows, StateRows):
             try:
-                return StateRows.build(self._rows.blocks, parts)
+                return StateRows.build(self._questions, self._rows.blocks, parts)
             except NoStateSpace:
                 if len(parts[0][1]) * self.num_columns > LARGEST_DENSE:
                     return None

@@ -21,6 +21,7 @@ from ...linalg.padding import cheapest_levels, places_within, rounded_up
 from ..program.degrees import Degree, Degrees
 from ..program.patterns import TooLarge, same_width
 from ..program.program import Program
+from ..program.questions import Questions
 from ..program.rows.affine_rows import AffineRows, Colouring, RowIndices, atoms_of, entries_by_colour, find_indices
 from ..program.rows.selected import SelectedDependence
 from .blocks import units
@@ -138,7 +139,7 @@ class TouchedRows(ByContent):
 
 
 def find_touched(
-    program: Program,
+    questions: Questions,
     degrees: Degrees,
     rows: AffineRows,
     coupled: Sequence[tuple[int, int, int]],
@@ -156,10 +157,10 @@ def find_touched(
     numbers, work = _whole(blocks, rows)
     if numbers < costs.touched:
         return None
-    best = None
+    best, program = None, questions.program
     for between in _between(program, degrees, rows):
         shapes = {str(number): (number, math.prod(program.shape(number))) for number in between}
-        seen = rows if between == rows.inputs else AffineRows(program, shapes, rows.parts, rows.costs)
+        seen = rows if between == rows.inputs else AffineRows(questions, shapes, rows.parts, rows.costs)
         if seen.pattern is None or seen.is_dense:
             continue
         found = _Quantities.build(blocks, seen.pattern)
@@ -173,7 +174,7 @@ def find_touched(
     if not is_smaller and costs.touched_gain * (best[0].cost + _COST_OF_ROW * rows.num_rows) > work:
         return None
     try:
-        return _lay_out(rows, blocks, *best, costs.bucket)
+        return _lay_out(questions, rows, blocks, *best, costs.bucket)
     except TooLarge:
         return None
 
@@ -262,6 +263,7 @@ class _Quantities(NamedTuple):
 
 
 def _lay_out(
+    questions: Questions,
     rows: AffineRows,
     blocks: _Blocks,
     found: _Quantities,
@@ -295,7 +297,7 @@ def _lay_out(
     behind = found.elements[chosen][:, None]
     if between != rows.inputs:
         starts = np.cumsum((0, *rows.sizes))[:-1]
-        selected = SelectedDependence(rows.program, dict(zip(rows.inputs, starts.tolist(), strict=True)))
+        selected = SelectedDependence(questions, dict(zip(rows.inputs, starts.tolist(), strict=True)))
         behind = selected.at(between[0], found.elements[chosen])
     behind, own = same_width([behind, rows.pattern[themselves]])
     pattern = np.full((quantities_before, behind.shape[1]), -1, np.int32)

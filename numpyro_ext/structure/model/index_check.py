@@ -10,14 +10,14 @@ import numpy as np
 from ..errors import ModelStructureError
 from ..program.equations import Atom, Equation
 from ..program.program import Program
+from ..program.questions import Questions
 
 __all__ = ["check_indices"]
 
 
 def check_indices(
-    program: Program,
+    questions: Questions,
     values: Mapping[str, Atom],
-    given: Mapping[int, object] | None = None,
     arguments: Mapping[str, object] | None = None,
 ) -> None:
     """Refuse lookups in unknown arrays at known indices that are out of range, or negative numbers of an argument.
@@ -28,12 +28,12 @@ def check_indices(
     Modes that say what happens there (``x.at[i].get(mode="clip")``, or ``mode="fill"`` with a ``fill_value``) are
     left alone, and so are indices that depend on unknowns.
 
-    :param Program program: the traced model.
+    :param questions: the traced model and its data.
     :param values: its unknown sites, by name.
-    :param given: values of data that may change.
     :param arguments: of the model, by name.
     :raises ModelStructureError: naming the site, the index and how many elements there are, or the argument.
     """
+    program = questions.program
     negative = _with_negative_numbers(arguments or {})
     for equation in program.equations:
         if equation.primitive.name != "gather" or _says_what_happens(equation):
@@ -41,7 +41,7 @@ def check_indices(
         operand, indices = equation.inputs
         if not program.ancestors([operand]) & set(program.inputs):
             continue
-        found = program.known_value(indices, given)
+        found = questions.decide(indices)
         if found is None:
             continue
         shape, axes = program.shape(operand), equation.params["dimension_numbers"].start_index_map

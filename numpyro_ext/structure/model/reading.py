@@ -18,6 +18,7 @@ from ..conflict import Conflict, names_of
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
 from ..program.equations import Atom, Constant
+from ..program.questions import Questions
 from .priors import colour
 from .self_comparisons import SelfComparisons, self_differences
 from .traced_model import TracedModel
@@ -64,7 +65,8 @@ class ModelReading(TracedModel, ABC):
 
         :raises Conflict: naming the sites of which one must leave the field.
         """
-        degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, with_sources)
+        questions = self._questions if with_sources else None
+        degrees = classify(self._program, {n: number for n, (number, _) in self._field.items()}, questions)
         for name in self.field:
             if degrees.of(self._trace.locations[name]) == Degree.NONLINEAR:
                 self._refuse(degrees, name, self._trace.locations[name], "location", "is not affine in", what)
@@ -165,14 +167,15 @@ class ModelReading(TracedModel, ABC):
     def self_comparisons(self) -> list[SelfComparisons]:
         """Observations in use that compare an unknown with itself and depend on nothing else; those of a continuous
         value may say something of its noise, and are not counted."""
-        data, found = dict(zip(self._program.constants, self.data, strict=False)), []
+        known = dict(zip(self._program.constants, self.data, strict=False))  # also those that change
+        questions, found = Questions(self._program, known=known), []
         for name in self.observed_names:
             traced, shape = self._trace.factors[name], self._program.shape(self._trace.factors[name].log_prob)
             counts = traced.parameters.get("total_count", Constant(1))
             is_discrete = getattr(self.sites[name].support, "is_discrete", False)
             if not is_discrete or not all(map(self._is_known, (traced.mask, counts))):
                 continue
-            is_same = self_differences(self._program, data, traced.log_prob, shape)
+            is_same = self_differences(questions, traced.log_prob, shape)
             if is_same is None:
                 continue
             is_same &= ~self._sees_unknowns(traced.log_prob)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from ..program.dependence import moved
 from ..program.equations import Atom, Equation
 from ..program.program import Program
+from ..program.questions import Questions
 
 __all__ = ["SelfComparisons", "self_differences"]
 
@@ -46,20 +47,17 @@ class SelfComparisons(NamedTuple):
         )
 
 
-def self_differences(
-    program: Program, data: Mapping[int, object], log_prob: Atom, shape: tuple[int, ...]
-) -> np.ndarray | None:
+def self_differences(questions: Questions, log_prob: Atom, shape: tuple[int, ...]) -> np.ndarray | None:
     """Mask of the observations that see the difference of an unknown with itself, ``None`` where none does.
 
-    :param Program program: the traced model.
-    :param data: values of its constants.
+    :param questions: the traced model and its data.
     :param log_prob: log factors of the observations.
     :param shape: of the observations.
     :return: boolean, of this shape.
     """
-    found = None
+    found, program = None, questions.program
     for plus, minus in _differences(program, program.needed([log_prob], ())):
-        same = _by_observation(_are_same(program, data, plus, minus), shape)
+        same = _by_observation(_are_same(questions, plus, minus), shape)
         if same is not None and same.any():
             found = same if found is None else found | same
     return found
@@ -119,13 +117,14 @@ def _lookups(program: Program, atom: Atom) -> Iterator[Equation]:
         atom = equation.inputs[0]
 
 
-def _are_same(program: Program, data: Mapping[int, object], one: Atom, other: Atom) -> np.ndarray | None:
+def _are_same(questions: Questions, one: Atom, other: Atom) -> np.ndarray | None:
     """Mask of places where two values are the same element of the same value; ``None`` where that is not known, or
     all elements of one of them are the same, to which others are compared on purpose."""
+    program = questions.program
     first, second = (next(_lookups(program, atom)) for atom in (one, other))
     names = {first.primitive.name, second.primitive.name}
     if names == {"gather"} and first.inputs[0] == second.inputs[0] and first.key[1] == second.key[1]:
-        starts = [_starts(program, data, equation) for equation in (first, second)]
+        starts = [_starts(questions, equation) for equation in (first, second)]
         same = _same(*starts)
         if same is None:
             return None
@@ -133,7 +132,7 @@ def _are_same(program: Program, data: Mapping[int, object], one: Atom, other: At
         return np.broadcast_to(same, program.shape(one))
     if math.prod(program.shape(one)) > _LARGEST:
         return None
-    places = [_places(program, data, atom) for atom in (one, other)]
+    places = [_places(questions, atom) for atom in (one, other)]
     if places[0] is None or places[1] is None or places[0][0] != places[1][0]:
         return None
     return _same(places[0][1], places[1][1])
@@ -145,8 +144,9 @@ def _same(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None
     return np.asarray((one == other) & (one >= 0))
 
 
-def _places(program: Program, data: Mapping[int, object], atom: Atom) -> tuple[Atom, np.ndarray] | None:
+def _places(questions: Questions, atom: Atom) -> tuple[Atom, np.ndarray] | None:
     """The value of which another one is elements, and their flat places there, ``-1`` where there is none."""
+    program = questions.program
     equations = list(_lookups(program, atom))
     while equations and equations[-1].primitive.name != "gather":
         equations.pop()  # what moves the whole value, before anything is looked up in it
@@ -154,7 +154,7 @@ def _places(program: Program, data: Mapping[int, object], atom: Atom) -> tuple[A
     for equation in reversed(equations):
         shape = program.shape(equation.outputs[0])
         if equation.primitive.name == "gather":
-            own = _places_in_operand(program, data, equation)
+            own = _places_in_operand(questions, equation)
             if own is None:
                 return None
             places = own if places is None else np.where(own < 0, -1, places.reshape(-1)[own])
@@ -167,9 +167,10 @@ def _places(program: Program, data: Mapping[int, object], atom: Atom) -> tuple[A
     return None if places is None else (equations[-1].inputs[0], places)
 
 
-def _places_in_operand(program: Program, data: Mapping[int, object], equation: Equation) -> np.ndarray | None:
+def _places_in_operand(questions: Questions, equation: Equation) -> np.ndarray | None:
+    program = questions.program
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
-    starts = _starts(program, data, equation)
+    starts = _starts(questions, equation)
     if starts is None:
         return None
     strides = _strides(program.shape(equation.inputs[0]))
@@ -182,10 +183,11 @@ def _places_in_operand(program: Program, data: Mapping[int, object], equation: E
     return np.asarray(np.where(places < 0, -1, places + offset))
 
 
-def _starts(program: Program, data: Mapping[int, object], equation: Equation) -> np.ndarray | None:
+def _starts(questions: Questions, equation: Equation) -> np.ndarray | None:
     """Flat place of the first element of each slice that is looked up, ``-1`` where it is out of range."""
+    program = questions.program
     numbers, operand = equation.params["dimension_numbers"], program.shape(equation.inputs[0])
-    index = program.known_value(equation.inputs[1], data)
+    index = questions.decide(equation.inputs[1])
     if index is None or numbers.operand_batching_dims:
         return None
     axes = list(numbers.start_index_map)

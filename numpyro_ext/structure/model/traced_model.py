@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...compilation.content import Structure, array_key, shapes_of
+from ...compilation.content import Structure, shapes_of
 from ...display import Shown
 from ..conflict import Conflict
 from ..errors import ModelStructureError
 from ..program.equations import Atom, Constant
 from ..program.program import Program
+from ..program.questions import Questions
 from .hyper_site import HyperSite
 from .index_check import check_indices
 from .running.changing import check_supports, needs_value, other_values
@@ -81,7 +82,9 @@ class TracedModel(Shown):
         self._field = {n: (inputs[n], sizes[n]) for n in self.field}
         ends = dict(zip(self.field, np.cumsum(list(sizes.values())).tolist(), strict=True))
         self._columns = {n: slice(end - sizes[n], end) for n, end in ends.items()}
-        self.data: Sequence[Any] = self._program.data
+        self._questions = Questions(self._program, self._program.data)
+        self._program = self._questions.program
+        self.data: Sequence[Any] = self._questions.data
         self.predictive = unused_sites(self._program, self._trace, self._given, free)
         self._left_out = _LeftOut({n: sites[n].init for n in self.predictive})
         for name in self.field:
@@ -101,7 +104,7 @@ class TracedModel(Shown):
         self.num_columns = sum(sizes.values())
         unknowns = {n: jax.tree.leaves(self._given[n])[0] for n in self.hyper} | {n: inputs[n] for n in self.field}
         self._indexed = unknowns | values
-        self._check_indices(self.data, {})
+        self._check_indices(self._questions, {})
 
     def _free_sites(self) -> list[SiteInfo]:
         return [s for s in self.sites.values() if s.kind in ("latent", "param") and s.name not in self.field]
@@ -136,24 +139,24 @@ class TracedModel(Shown):
         """
         out = self._copy()
         out.model, out.args, out.kwargs, out.sites = call.model, call.args, call.kwargs, dict(sites)
-        out._program, _, _ = out._traced(call)
-        if out._program.fingerprint() != self._program.fingerprint():
+        program, _, _ = out._traced(call)
+        if program.fingerprint() != self._program.fingerprint():
             return None
-        for (atom, only_zeros), key in self._program.looked_up.items():
-            if array_key(out._program.known_value(atom, only_zeros=only_zeros)) != key:
-                return None
-        out.data, out._left_out = out._program.data, _LeftOut({n: sites[n].init for n in out.predictive})
+        out._questions = Questions(program, program.data)
+        out._program = out._questions.program
+        if not self._questions.are_answered_alike(out._questions):
+            return None
+        out.data, out._left_out = out._questions.data, _LeftOut({n: sites[n].init for n in out.predictive})
         out.hyper = {n: h._replace(init=sites[n].init, transform=sites[n].transform) for n, h in self.hyper.items()}
         if any(site.key != self.hyper[n].key for n, site in out.hyper.items()):
             return None
-        out._check_indices(out.data, {})
+        out._check_indices(out._questions, {})
         return out
 
-    def _check_indices(self, data: Sequence[object], changed: Mapping[str, object]) -> None:
-        """Refuse indices that are out of range or negative, in these data too where they may change."""
-        known = dict(zip(self._program.constants, data, strict=False)) if self.changing else {}
+    def _check_indices(self, questions: Questions, changed: Mapping[str, object]) -> None:
+        """Refuse indices that are out of range or negative, as far as they are known."""
         arguments, _ = bound_arguments(self.model, self.args, self.kwargs)
-        check_indices(self._program, self._indexed, known, {**arguments, **changed})
+        check_indices(questions, self._indexed, {**arguments, **changed})
 
     def with_changing(self, arrays: Mapping[str, object]) -> tuple[Any, ...]:
         """:attr:`data` with other values of the arguments that change.
@@ -165,7 +168,8 @@ class TracedModel(Shown):
         leaves = other_values(self.changing, arrays)
         data = (*leaves, *self.data[len(leaves) :])
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            self._check_indices(data, arrays)
+            known = dict(zip(self._program.constants, data, strict=False))
+            self._check_indices(Questions(self._program, known=known), arrays)
         return data
 
     def _is_known(self, atom: Atom) -> bool:
@@ -301,8 +305,8 @@ class TracedModel(Shown):
         Its functions of hyperparameters and data are the same, where they are given both. What has to be looked up in
         the data, such as indices, is found before, when a model is read.
         """
-        self._program.release()
         out = self._copy()
+        out._questions = self._questions.without_data()
         out.model, out.args, out.kwargs = None, (), {}
         out.data, out.changing = shapes_of((self.data, self.changing))
         out.sites = {n: SiteInfo(n, s.kind, s.shape, s.family) for n, s in self.sites.items()}

@@ -12,6 +12,7 @@ from .dependence import MOVEMENT, propagate
 from .equations import Atom, Constant, Equation
 from .patterns import Pattern
 from .program import Program
+from .questions import Questions
 from .recurrences import body_of, layout_of
 
 __all__ = ["Degree", "Degrees", "Source", "affine_cuts", "classify"]
@@ -69,11 +70,11 @@ class Degrees(NamedTuple):
         return frozenset() if isinstance(atom, Constant) else self.sites.get(atom, frozenset())
 
 
-def classify(program: Program, field: Mapping[str, int], with_sources: bool = True) -> Degrees:
+def classify(program: Program, field: Mapping[str, int], questions: Questions | None = None) -> Degrees:
     """Push degrees from the inputs of the field through the program.
 
     :param field: the input value of each field site.
-    :param bool with_sources: false leaves the sources out, which take time and memory per element.
+    :param questions: of its data, for the sources; these take time and memory per element, and are left out without.
     :return: degrees, sites and elementwise sources. An affine operation that mixes elements starts a new source, so a
         predictor such as ``X @ b + a[group]`` is one value from which everything elementwise follows.
     """
@@ -81,13 +82,13 @@ def classify(program: Program, field: Mapping[str, int], with_sources: bool = Tr
     for name, number in field.items():
         found.degree[number] = Degree.AFFINE
         found.sites[number] = frozenset([name])
-        if with_sources:
+        if questions is not None:
             found.source[number] = _root(program, number)
-    _push(program, found, with_sources)
+    _push(program, found, questions)
     return found
 
 
-def _push(program: Program, found: Degrees, with_sources: bool) -> list[Degree]:
+def _push(program: Program, found: Degrees, questions: Questions | None) -> list[Degree]:
     """Classify what follows from the values that are classified; return the degrees of the outputs."""
     for eqn in program.equations:
         degrees = [found.of(a) for a in eqn.inputs]
@@ -96,14 +97,14 @@ def _push(program: Program, found: Degrees, with_sources: bool) -> list[Degree]:
         sites = frozenset().union(*(found.sites_of(a) for a in eqn.inputs))
         if eqn.primitive.name == "scan":
             for number, degree in zip(eqn.outputs, _scan_degrees(eqn, degrees), strict=True):
-                _set(found, program, number, degree, sites, with_sources)
+                _set(found, program, number, degree, sites, questions is not None)
             continue
         degree = _degree(eqn, degrees)
-        sources = (
-            _sources(eqn, found, program) if with_sources and degree == Degree.AFFINE else [None] * len(eqn.outputs)
-        )
+        sources: list[Source | None] = [None] * len(eqn.outputs)
+        if questions is not None and degree == Degree.AFFINE:
+            sources = _sources(eqn, found, questions)
         for number, source in zip(eqn.outputs, sources, strict=True):
-            _set(found, program, number, degree, sites, with_sources, source)
+            _set(found, program, number, degree, sites, questions is not None, source)
     return [found.of(a) for a in program.outputs]
 
 
@@ -132,7 +133,7 @@ def _scan_degrees(eqn: Equation, degrees: list[Degree]) -> list[Degree]:
         found = Degrees({}, {}, {})
         for number, degree in zip(body.inputs, degrees, strict=True):
             _set(found, body, number, degree, frozenset(), False)
-        outputs = _push(body, found, with_sources=False)
+        outputs = _push(body, found, None)
         carried = [max(a, b) for a, b in zip(degrees[first:last], outputs, strict=False)]
         if carried == degrees[first:last]:
             return outputs
@@ -172,7 +173,7 @@ def _degree(eqn: Equation, degrees: list[Degree]) -> Degree:
     return Degree.NONLINEAR
 
 
-def _sources(eqn: Equation, found: Degrees, program: Program) -> list[Source | None]:
+def _sources(eqn: Equation, found: Degrees, questions: Questions) -> list[Source | None]:
     """Sources of the outputs of an affine equation, None where it mixes elements or roots."""
     nothing: list[Source | None] = [None] * len(eqn.outputs)
     inputs = [None if found.of(a) == Degree.CONSTANT else found.source[a] for a in eqn.inputs]  # type: ignore[index]
@@ -180,7 +181,7 @@ def _sources(eqn: Equation, found: Degrees, program: Program) -> list[Source | N
     if len(roots) != 1 or eqn.primitive.name in _MIXING:
         return nothing
     patterns: list[Pattern | None] = [None if s is None else s.elements[..., None] for s in inputs]
-    out = propagate(eqn, patterns, program, program.known_value)
+    out = propagate(eqn, patterns, questions.program, questions.decide)
     root = roots.pop()
     return [Source(root, p[..., 0]) if isinstance(p, np.ndarray) and p.shape[-1] == 1 else None for p in out]
 

@@ -30,12 +30,13 @@ from .patterns import (
     same_width,
 )
 from .program import Program
+from .questions import Questions
 
 __all__ = ["dependence", "moved", "propagate"]
 
 
 ConcreteFn = Callable[..., Any]
-"""Function that gives known values, as :meth:`Program.known_value`."""
+"""Function that gives known values, as :meth:`Questions.decide`."""
 
 ELEMENTWISE = frozenset(
     "add add_any sub mul div rem neg abs sign floor ceil round exp exp2 log log1p expm1 tanh tan sin cos asin acos "
@@ -297,7 +298,8 @@ def _through_call(eqn: Equation, patterns: Sequence[Any], concrete: ConcreteFn) 
     program = Program(inner)
     seeds = {n: p for n, p in zip(program.inputs, patterns, strict=True) if p is not None}
     known = {n: concrete(a) for n, a in zip(program.inputs, eqn.inputs, strict=True)}
-    found = dependence(program, seeds, known)
+    known = {number: value for number, value in known.items() if value is not None}
+    found = dependence(Questions(program, program.data, known), seeds)
     shapes = [program.shape(a) for a in program.outputs]
     return [
         or_nothing(found.get(a) if isinstance(a, int) else None, s)
@@ -306,20 +308,20 @@ def _through_call(eqn: Equation, patterns: Sequence[Any], concrete: ConcreteFn) 
 
 
 def dependence(
-    program: Program, seeds: Mapping[int, Pattern], known: Mapping[int, object], wanted: Sequence[Atom] | None = None
+    questions: Questions, seeds: Mapping[int, Pattern], wanted: Sequence[Atom] | None = None
 ) -> dict[int, Pattern]:
     """Patterns of all values that depend on the ``seeds`` (values with given patterns, not looked behind).
 
-    :param known: values of inputs or constants that are concrete, used to evaluate gather indices.
+    :param questions: the program and its data, of which indices are asked.
     :param wanted: restrict the work to what these values need.
     """
     patterns: dict[int, Pattern] = dict(seeds)
-    given = {number: value for number, value in known.items() if value is not None}
+    program = questions.program
     cache: dict[tuple[Atom, bool], Any] = {}
 
     def concrete(atom: Atom, *, only_zeros: bool = False) -> Any:
         if (atom, only_zeros) not in cache:
-            known = None if atom in patterns else program.known_value(atom, given, only_zeros=only_zeros)
+            known = None if atom in patterns else questions.decide(atom, only_zeros=only_zeros)
             cache[atom, only_zeros] = known
         return cache[atom, only_zeros]
 

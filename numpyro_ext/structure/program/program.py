@@ -14,14 +14,13 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ...compilation.collection import without_collection
-from ...compilation.content import Structure, array_key, dtype_name
+from ...compilation.content import Structure, dtype_name
 from .captured import Fingerprint, captured
 from .equations import (
     Atom,
     Constant,
     Equation,
     apply_equation,
-    apply_to_known,
     atom_key,
     constant_of,
     inner_jaxpr,
@@ -64,8 +63,6 @@ class Program:
         """Data whose values may be others: nothing is looked up in them."""
         self.recurrences: list[int] = []
         """For each scan that was opened and is of use, its first state: all states before each step."""
-        self.looked_up: dict[tuple[int, bool], tuple[Any, ...]] = {}
-        """Answers of :meth:`known_value` about data: the value, and whether its zeros alone, with what these were."""
         self.literals: frozenset[int] = frozenset()
         """Data that were numbers of the program, until they turned out to change."""
         env: dict[Any, Atom] = dict(
@@ -156,10 +153,14 @@ class Program:
     def embed(self, value: object) -> int:
         """Take an array for data of the program, such as the constants of an inner call, so that no array hides in an
         equation: the number of its value."""
-        number = self._new(jax.typeof(value))
+        self.data += (value,)
+        return self.add_constant(jax.typeof(value))
+
+    def add_constant(self, aval: Any) -> int:
+        """Add an array of this shape and dtype to the data that the program takes: the number of its value."""
+        number = self._new(aval)
         self._fingerprint = None
         self.constants += (number,)
-        self.data += (value,)
         return number
 
     def _assign(self, eqn: Any, inputs: tuple[Atom, ...]) -> tuple[int, ...]:
@@ -207,9 +208,9 @@ class Program:
         self.data = (*(value for _, value in pairs), *self.data)
 
     def with_data(self, data: Iterable[Any]) -> Program:
-        """The same program on other data; what is embedded in one is not in the other."""
+        """The same program on other data; what is added to one is not in the other."""
         out = copy.copy(self)
-        out.avals, out.data, out.looked_up = list(self.avals), tuple(data), {}
+        out.avals, out.data = list(self.avals), tuple(data)
         return out
 
     def take_changing_literals_as_data(self) -> None:
@@ -252,10 +253,6 @@ class Program:
     def structure(self) -> Structure[Program]:
         """The program without data, for functions that are compiled: they should keep no arrays alive."""
         return Structure(self.with_data(()))
-
-    def release(self) -> None:
-        """Let go of the data: compiled functions keep programs, and should keep no arrays alive."""
-        self.data = ()
 
     def needed(self, wanted: Iterable[Atom], known: Iterable[int]) -> set[int]:
         """Indices of the equations required to compute ``wanted`` when the values ``known`` are given."""
@@ -328,24 +325,6 @@ class Program:
             for number, result in zip(eqn.outputs, results, strict=True):
                 env.setdefault(number, result)
         return [read(a) for a in wanted]
-
-    def known_value(self, atom: Atom, given: Mapping[int, Any] | None = None, *, only_zeros: bool = False) -> Any:
-        """The value of an atom that follows from the data, and from other values that are given, else ``None``.
-
-        :param bool only_zeros: to be told which of its elements are other than zero, and no more.
-        """
-        if isinstance(atom, Constant):
-            return np.not_equal(atom.value, 0) if only_zeros else atom.value
-        data = zip(self.constants, self.data, strict=False)  # none, where all are given
-        env = {number: value for number, value in data if number not in self.changing} | dict(given or {})
-        free = self.ancestors([atom], env) & ({*self.inputs, *self.changing} - set(env))
-        if free:
-            return None
-        found = jax.device_get(self.evaluate([atom], env, apply_to_known)[0])
-        found = np.not_equal(found, 0) if only_zeros else found
-        if not given and (atom, only_zeros) not in self.looked_up:
-            self.looked_up[atom, only_zeros] = array_key(found)
-        return found
 
     def fingerprint(self) -> Fingerprint:
         """Hashable description: two programs with equal fingerprints compute the same function of inputs and data."""

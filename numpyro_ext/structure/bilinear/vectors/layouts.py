@@ -13,6 +13,7 @@ from ...program.degrees import Degree, Degrees, classify
 from ...program.dependence import dependence
 from ...program.patterns import DenseDependence
 from ...program.program import Atom, Program
+from ...program.questions import Questions
 from .places import Predictor, axis_of_vectors, places_along, same_places, union_of_places
 
 __all__ = [
@@ -56,7 +57,7 @@ class _Grouping(NamedTuple):
 
 
 def find_layouts(
-    program: Program,
+    questions: Questions,
     field: Mapping[str, int],
     shapes: Mapping[str, tuple[int, ...]],
     coupled: Mapping[str, frozenset[int]],
@@ -65,7 +66,7 @@ def find_layouts(
 ) -> tuple[Layout, Layout]:
     """Two-colour the products between sites, and cut both blocks into vectors so that a cell touches one of each.
 
-    :param program: the model.
+    :param questions: the model and its data.
     :param field: for each site its input of the program.
     :param shapes: of the sites.
     :param coupled: for each site the axes along which its prior is correlated.
@@ -75,13 +76,13 @@ def find_layouts(
     :raises Conflict: naming sites that must leave the field.
     :raises ModelStructureError: for products that are not of two blocks.
     """
-    products = _find_products(program, field, predictors)
+    products = _find_products(questions, field, predictors)
     if not products:
         raise ModelStructureError(
             f"the predictor is affine in all of {sorted(field)} jointly: there is no product of two Gaussian blocks. "
             "Use VariationalGaussian, EP or LaplaceApproximation, which are made for such models."
         )
-    groupings = {n: _group(program, field[n], shapes[n], coupled[n], predictors) for n in field}
+    groupings = {n: _group(questions, field[n], shapes[n], coupled[n], predictors) for n in field}
     sides = _two_colour(field, products, predictors, groupings)
     layouts: list[tuple[list[str], _Grouping, bool]] = []
     coupled_layouts: dict[int, Layout] = {}
@@ -92,7 +93,7 @@ def find_layouts(
         if by_component & set(names) and (merged is None or merged.num == 1):
             linear = [n for n in field if not any(n in members for members in sides)]
             linear = [n for n in linear if not _joins(groupings[n], [groupings[x] for x in sides[1 - side]])]
-            found = _coupled_layout(program, field, shapes, coupled, predictors, names, linear)
+            found = _coupled_layout(questions, field, shapes, coupled, predictors, names, linear)
             coupled_layouts[side] = found
             layouts.append((list(found.names), groupings[names[0]], True))
             continue
@@ -129,7 +130,7 @@ def find_layouts(
 
 
 def same_layout(
-    program: Program,
+    questions: Questions,
     field: Mapping[str, int],
     shapes: Mapping[str, tuple[int, ...]],
     predictors: Sequence[Predictor],
@@ -140,17 +141,17 @@ def same_layout(
     :raises ModelStructureError: if an observation touches several vectors.
     """
     if known.places is not None:
-        seen = [places_along(program, field[n], shapes[n], known.axes[n][0], predictors) for n in known.names]
+        seen = [places_along(questions, field[n], shapes[n], known.axes[n][0], predictors) for n in known.names]
         return known._replace(places=union_of_places(seen))
     groupings = []
     for name in known.names:
-        index = _seen(program, field[name], np.zeros(shapes[name], int), predictors)
+        index = _seen(questions, field[name], np.zeros(shapes[name], int), predictors)
         for axis in known.axes[name]:
             length = shapes[name][axis]
             places = np.broadcast_to(
                 np.arange(length).reshape(-1, *(1,) * (len(shapes[name]) - axis - 1)), shapes[name]
             )
-            found = _seen(program, field[name], places, predictors)
+            found = _seen(questions, field[name], places, predictors)
             index = None if found is None or index is None else np.where(found < 0, -1, index * length + found)
         if index is None:
             raise ModelStructureError(
@@ -164,7 +165,7 @@ def same_layout(
 
 
 def _coupled_layout(
-    program: Program,
+    questions: Questions,
     field: Mapping[str, int],
     shapes: Mapping[str, tuple[int, ...]],
     coupled: Mapping[str, frozenset[int]],
@@ -177,7 +178,7 @@ def _coupled_layout(
     :param names: sites of the block.
     :param linear: sites that enter linearly, of which those join that are seen at the same places.
     """
-    chosen = {n: axis_of_vectors(program, field[n], shapes[n], coupled[n], predictors) for n in names}
+    chosen = {n: axis_of_vectors(questions, field[n], shapes[n], coupled[n], predictors) for n in names}
     lengths = {n: shapes[n][axis] for n, (axis, _) in chosen.items()}
     if len(set(lengths.values())) > 1:
         raise ModelStructureError(
@@ -187,7 +188,7 @@ def _coupled_layout(
     places = union_of_places([found for _, found in chosen.values()])
     for name in linear:
         for axis, length in enumerate(shapes[name]):
-            found = places_along(program, field[name], shapes[name], axis, predictors)
+            found = places_along(questions, field[name], shapes[name], axis, predictors)
             if length == lengths[names[0]] and same_places(found, places):
                 chosen[name] = axis, found
                 break
@@ -196,17 +197,19 @@ def _coupled_layout(
 
 
 def _find_products(
-    program: Program, field: Mapping[str, int], predictors: Sequence[Predictor]
+    questions: Questions, field: Mapping[str, int], predictors: Sequence[Predictor]
 ) -> list[tuple[str, str]]:
     """Pairs of sites in which the predictor is not jointly affine, although it is in each."""
 
+    program = questions.program
+
     def is_affine(*names: str) -> bool:
-        degrees = classify(program, {n: field[n] for n in names}, with_sources=False)
+        degrees = classify(program, {n: field[n] for n in names})
         return all(degrees.of(p.atom) != Degree.NONLINEAR for p in predictors)
 
     for name in field:
         if not is_affine(name):
-            degrees = classify(program, {name: field[name]}, with_sources=False)
+            degrees = classify(program, {name: field[name]})
             if any(self_product(program, degrees, p.atom) for p in predictors):
                 raise ModelStructureError(shared_block(name))
             raise Conflict(f"the predictor is not affine in site '{name}'.", frozenset([name]))
@@ -286,30 +289,30 @@ def _two_colour(
 
 
 def _group(
-    program: Program, number: int, shape: tuple[int, ...], coupled: frozenset[int], predictors: Sequence[Predictor]
+    questions: Questions, number: int, shape: tuple[int, ...], coupled: frozenset[int], predictors: Sequence[Predictor]
 ) -> _Grouping:
     """The axes of a site of which every observation sees one place."""
     seen: dict[int, np.ndarray] = {}
     for axis, length in enumerate(shape):
         if axis not in coupled:
             places = np.broadcast_to(np.arange(length).reshape(-1, *(1,) * (len(shape) - axis - 1)), shape)
-            found = _seen(program, number, places, predictors)
+            found = _seen(questions, number, places, predictors)
             if found is not None:
                 seen[axis] = found
     # An axis of which only one place is used, as in z[cols, 1], counts no vectors, unless there is no other axis.
     varying = [axis for axis, found in seen.items() if shape[axis] == 1 or np.unique(found[found >= 0]).size > 1]
     axes = tuple(varying or seen)
-    index = _seen(program, number, np.zeros(shape, int), predictors)
+    index = _seen(questions, number, np.zeros(shape, int), predictors)
     assert index is not None
     for axis in axes:
         index = np.where(seen[axis] < 0, -1, index * shape[axis] + seen[axis])
     return _Grouping(axes, int(np.prod([shape[a] for a in axes])), index)
 
 
-def _seen(program: Program, number: int, places: np.ndarray, predictors: Sequence[Predictor]) -> np.ndarray | None:
+def _seen(questions: Questions, number: int, places: np.ndarray, predictors: Sequence[Predictor]) -> np.ndarray | None:
     """The one place that each observation depends on, or None if some depend on several."""
     seeds = {number: places.reshape(-1, 1).astype(np.int64)}
-    found = dependence(program, seeds, {}, [p.atom for p in predictors])
+    found = dependence(questions, seeds, [p.atom for p in predictors])
     parts = []
     for predictor in predictors:
         pattern = found.get(predictor.atom)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...program.dependence import dependence
 from ...program.patterns import DenseDependence, deduplicate, merge, same_width
-from ...program.program import Program
+from ...program.questions import Questions
 
 __all__ = ["Predictor", "axis_of_vectors", "places_along", "same_places", "union_of_places"]
 
@@ -24,7 +24,7 @@ class Predictor(NamedTuple):
 
 
 def places_along(
-    program: Program, number: int, shape: tuple[int, ...], axis: int, predictors: Sequence[Predictor]
+    questions: Questions, number: int, shape: tuple[int, ...], axis: int, predictors: Sequence[Predictor]
 ) -> np.ndarray:
     """The places along an axis of a site that each observation may depend on.
 
@@ -33,7 +33,7 @@ def places_along(
     :return: shape ``(observations, k)``, padded with ``-1``.
     """
     ids = np.broadcast_to(np.arange(shape[axis]).reshape(-1, *(1,) * (len(shape) - axis - 1)), shape)
-    found = dependence(program, {number: ids[..., None].astype(np.int64)}, {}, [p.atom for p in predictors])
+    found = dependence(questions, {number: ids[..., None].astype(np.int64)}, [p.atom for p in predictors])
     parts = []
     for predictor in predictors:
         pattern = found.get(predictor.atom)
@@ -47,7 +47,7 @@ def places_along(
 
 
 def axis_of_vectors(
-    program: Program,
+    questions: Questions,
     number: int,
     shape: tuple[int, ...],
     coupled: Collection[int],
@@ -59,7 +59,7 @@ def axis_of_vectors(
 
     :param coupled: axes along which the prior is correlated.
     """
-    found = {axis: places_along(program, number, shape, axis, predictors) for axis in coupled or range(len(shape))}
+    found = {axis: places_along(questions, number, shape, axis, predictors) for axis in coupled or range(len(shape))}
     axis = min(found, key=lambda axis: found[axis].shape[1] / shape[axis])
     return axis, found[axis]
 

@@ -22,6 +22,7 @@ from ....linalg.padding import places_within
 from ..dependence import dependence
 from ..patterns import DenseDependence, Pattern, TooLarge, deduplicate, or_nothing, same_width
 from ..program import Program
+from ..questions import Questions
 from .costs import ROW_COSTS, RowCosts
 from .selected import SelectedDependence
 from .selected_values import evaluate_by_elements, selected_values, vanishing
@@ -67,7 +68,7 @@ class AffineRows(ByContent):
     The columns that a row may touch follow from the program; their coefficients are directional derivatives along as
     few directions as columns that never meet in a row allow (one for a gather of random effects, ``p`` for ``X @ b``).
 
-    :param program: the traced model.
+    :param questions: the traced model and its data.
     :param field: input value and size of each field site, in the order of the columns.
     :param parts: values and the flat indices of their elements to take, one for each row; or two for each row, whose
         difference is taken, with ``-1`` for nothing to subtract.
@@ -75,21 +76,21 @@ class AffineRows(ByContent):
     """
 
     def __init__(
-        self, program: Program, field: Mapping[str, tuple[int, int]], parts: Parts, costs: RowCosts = ROW_COSTS
+        self, questions: Questions, field: Mapping[str, tuple[int, int]], parts: Parts, costs: RowCosts = ROW_COSTS
     ):
-        self.program, self.costs = program, costs
+        self.program, self.costs = questions.program, costs
         self.inputs = tuple(number for number, _ in field.values())
         self.sizes = tuple(size for _, size in field.values())
         self.parts = tuple((atoms, np.asarray(rows)) for atoms, rows in parts)
         self.num_columns = sum(self.sizes)
         self.num_rows = sum(len(rows) for _, rows in self.parts)
         starts = np.cumsum((0, *self.sizes))[:-1]
-        selected = SelectedDependence(program, dict(zip(self.inputs, starts.tolist(), strict=True)))
+        selected = SelectedDependence(questions, dict(zip(self.inputs, starts.tolist(), strict=True)))
         largest = max((selected.largest(atom) for atom in atoms_of(self.parts)), default=0)
         self.is_large = largest > costs.large_value
         """True if patterns and values are found of those elements of the largest value that are asked for, and
         directions taken one after the other."""
-        pattern = self._pattern(selected)
+        pattern = self._pattern(questions, selected)
         self.pattern: np.ndarray | None = None if pattern is None else pattern.astype(np.int32)
         self.width = self.num_columns if pattern is None else pattern.shape[1]
         self.is_dense = self.pattern is None or (self.width > 1 and 3 * self.width > self.num_columns)
@@ -113,7 +114,7 @@ class AffineRows(ByContent):
         out.pattern, out.indices = None, None
         return out
 
-    def _pattern(self, selected: SelectedDependence) -> np.ndarray | None:
+    def _pattern(self, questions: Questions, selected: SelectedDependence) -> np.ndarray | None:
         if self.is_large:
             try:
                 return selected_rows(selected, self.program, self.parts)
@@ -124,7 +125,7 @@ class AffineRows(ByContent):
             number: (start + np.arange(size, dtype=np.int64)).reshape(*self.program.shape(number), 1)
             for number, start, size in zip(self.inputs, starts[:-1], self.sizes, strict=True)
         }
-        found = dependence(self.program, seeds, {}, atoms_of(self.parts))
+        found = dependence(questions, seeds, atoms_of(self.parts))
         return rows_of_pattern(self.program, found, self.parts)
 
     def _has_transform(self) -> bool:

@@ -12,6 +12,7 @@ from jax import Array
 
 from ....compilation.content import ByContent
 from ....linalg.gaussian.design import SparseRows
+from ..questions import Questions
 from .affine_rows import AffineRows, Colouring, RowIndices, entries_by_colour, find_indices
 from .selected import SelectedDependence
 
@@ -42,13 +43,15 @@ class ChosenRows(ByContent):
         self._rows, self._atom, self._colouring = rows.without_data(), atom, colouring
 
     @classmethod
-    def build(cls, rows: AffineRows, atom: int, elements: np.ndarray) -> tuple[ChosenRows, ChosenIndices]:
+    def build(
+        cls, questions: Questions, rows: AffineRows, atom: int, elements: np.ndarray
+    ) -> tuple[ChosenRows, ChosenIndices]:
         """Follow the elements to the unknowns.
 
         :raises TooLarge: if that is too much.
         """
         starts = np.cumsum((0, *rows.sizes))[:-1]
-        selected = SelectedDependence(rows.program, dict(zip(rows.inputs, starts.tolist(), strict=True)))
+        selected = SelectedDependence(questions, dict(zip(rows.inputs, starts.tolist(), strict=True)))
         pattern = selected.at(atom, elements).astype(np.int32)
         indices, colouring = find_indices(pattern, rows.num_columns)
         used = np.unique(pattern[pattern >= 0]) if indices.is_entry.any() else np.zeros(1, np.int32)

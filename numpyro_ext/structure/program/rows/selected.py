@@ -16,7 +16,7 @@ from jax.lax import GatherScatterMode
 from ..dependence import ELEMENTWISE, propagate
 from ..equations import Atom, Constant, Equation
 from ..patterns import as_array, check_size, deduplicate
-from ..program import Program
+from ..questions import Questions
 
 __all__ = ["KNOWN_MODES", "SelectedDependence", "looked_up"]
 
@@ -27,14 +27,14 @@ KNOWN_MODES = (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherSca
 class SelectedDependence:
     """Patterns of chosen elements.
 
-    :param program: the traced model.
+    :param questions: the traced model and its data.
     :param seeds: for values, which are not looked behind, the number of their first element; the others follow.
     """
 
-    def __init__(self, program: Program, seeds: Mapping[int, int]):
-        self._program, self._seeds = program, dict(seeds)
+    def __init__(self, questions: Questions, seeds: Mapping[int, int]):
+        self._questions, self._program, self._seeds = questions, questions.program, dict(seeds)
         self._dependent = set(seeds)
-        for eqn in program.equations:
+        for eqn in self._program.equations:
             if self._dependent.intersection(a for a in eqn.inputs if isinstance(a, int)):
                 self._dependent.update(eqn.outputs)
         self._known: dict[tuple[Atom, bool], Any] = {}
@@ -117,7 +117,7 @@ class SelectedDependence:
 
     def _concrete(self, atom: Atom, *, only_zeros: bool = False) -> object:
         if (atom, only_zeros) not in self._known:
-            known = None if atom in self._dependent else self._program.known_value(atom, only_zeros=only_zeros)
+            known = None if atom in self._dependent else self._questions.decide(atom, only_zeros=only_zeros)
             self._known[atom, only_zeros] = known
         return self._known[atom, only_zeros]
 

@@ -19,6 +19,7 @@ from ..dependence import dependence
 from ..equations import Equation
 from ..patterns import DenseDependence, Pattern
 from ..program import Program
+from ..questions import Questions
 from ..recurrences import body_of, layout_of
 from .affine_rows import AffineRows, Parts, atoms_of, rows_of_pattern
 
@@ -173,12 +174,12 @@ class StateRows:
         self.rows = padded_groups(home, blocks.num_blocks, home.size)
 
     @classmethod
-    def build(cls, blocks: TimeBlocks, parts: Parts) -> Self:
+    def build(cls, questions: Questions, blocks: TimeBlocks, parts: Parts) -> Self:
         """The rows.
 
         :raises NoStateSpace: if one of them sees several blocks.
         """
-        found = dependence(blocks.program, blocks.seeds(), {}, atoms_of(parts))
+        found = dependence(questions, blocks.seeds(), atoms_of(parts))
         return cls(blocks, parts, blocks.blocks_of(rows_of_pattern(blocks.program, found, parts)))
 
     def without_data(self) -> StateRows:
@@ -233,7 +234,7 @@ class StateRows:
 
 
 def find_time_blocks(
-    program: Program,
+    questions: Questions,
     degrees: Degrees,
     field: Mapping[str, tuple[int, int]],
     parts: Parts,
@@ -252,6 +253,7 @@ def find_time_blocks(
     :param fewest_blocks: for which blocks pay.
     :raises NoStateSpace: if the rows have none.
     """
+    program = questions.program
     needed = program.ancestors(atoms_of(parts))
     scans = [program.equations[program.defined_by[n]] for n in program.recurrences if n in needed]
     if not scans:
@@ -265,7 +267,7 @@ def find_time_blocks(
     if length < fewest_blocks * size or num_columns < fewest_blocks * block_size:
         return None
     blocks = TimeBlocks(program, scans, field, size)
-    blocks.set_home(_homes(blocks, parts, together))
+    blocks.set_home(_homes(questions, blocks, parts, together))
     if blocks.shared.size > _MOST_SHARED:
         raise NoStateSpace(f"{blocks.shared.size} unknowns are seen at many of its steps")
     return blocks
@@ -276,11 +278,11 @@ def states_of(scan: Equation) -> tuple[int, ...]:
     return scan.outputs[layout_of(scan.params)[1] :]
 
 
-def _homes(blocks: TimeBlocks, parts: Parts, together: np.ndarray) -> np.ndarray:
+def _homes(questions: Questions, blocks: TimeBlocks, parts: Parts, together: np.ndarray) -> np.ndarray:
     """The block of each unknown, -1 for shared ones."""
     num_columns = blocks.num_columns
     atoms = [a for scan in blocks.scans for a in scan.inputs if isinstance(a, int)]
-    found = dependence(blocks.program, blocks.seeds(), {}, [*atoms, *atoms_of(parts)])
+    found = dependence(questions, blocks.seeds(), [*atoms, *atoms_of(parts)])
     first, last = np.full(num_columns + blocks.num_blocks, _NOWHERE), np.full(num_columns + blocks.num_blocks, -2)
 
     def see(pattern: np.ndarray, block: np.ndarray) -> None:
