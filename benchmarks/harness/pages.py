@@ -49,14 +49,12 @@ def write_report(
     name: str,
     lines: Sequence[str],
     script: str | None = None,
-    data: Mapping[str, Any] | None = None,
     remarks: Path | None = None,
 ) -> Path:
     """Write a page of today, with the script that made it and the machine.
 
     :param name: of the page, to which the date is added.
     :param script: with its options; the module that runs by default.
-    :param data: what is on the page for programs, written beside it as JSON.
     :param remarks: a file whose text follows the lines, if there is one.
     """
     if remarks is not None and remarks.exists():
@@ -65,9 +63,6 @@ def write_report(
     command = f"python -m benchmarks.{script or main_module()}"
     path = results_folder() / f"{found['date']}-{name}.md"
     path.write_text("\n".join([*lines, "", f"Measured by `{command}`: {in_words(found)}.", ""]))
-    if data is not None:
-        content = json.dumps({"environment": found, "command": command, **data}, indent=1, ensure_ascii=False)
-        path.with_suffix(".json").write_text(content + "\n", encoding="utf-8")
     print(path)
     return path
 

@@ -27,7 +27,7 @@ from numpyro_ext.infer import BilinearEP
 from numpyro_ext.models import heteroscedastic_ratings
 
 from ..harness import Study, kept_draws, mean_and_error, table_head
-from ..ratings_table import ratings
+from .ratings import ratings
 
 _DIVISIONS, _NUM_ITEMS, _LEAST, _JUDGED, _JUDGE_DRAWS = 5, 1000, 14, (0, 5), 4000
 _SIZES = {"rank": 10, "num_levels": 5}

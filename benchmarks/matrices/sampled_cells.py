@@ -17,8 +17,8 @@ import numpyro
 from numpyro_ext.infer import BilinearVG, ranking_quality
 from numpyro_ext.models import binary_factorization
 
-from ..binary_matrices_table import transactions
 from ..harness import blocks, cpu_seconds, table, verdict, write_report
+from .closed_updates import transactions
 
 _RANK, _NUM_COLUMNS = 20, 1000
 _JOBS: tuple[tuple[str, str, dict[str, Any]], ...] = (

@@ -1,20 +1,16 @@
 """Models whose observations have two predictors each, and a likelihood of the user's own: times, and errors by NUTS.
 
-``python -m benchmarks.two_predictors_table`` writes ``results/<date>-two-predictors.md``; ``--only`` names models,
-``--kept`` a folder with what earlier runs measured, which is not measured again. Each model and engine has a process of
-its own, so that the first run compiles all of its programs; a run includes its draws. Everything is learned, and
-hyperparameters are integrated over.
+``python -m benchmarks.evidence.two_predictors`` writes ``results/<date>-two-predictors.md``. Each model and engine has
+a process of its own, so that the first run compiles all of its programs; a run includes its draws. Everything is
+learned, and hyperparameters are integrated over.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import time
 import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,11 +21,10 @@ import numpyro.distributions as dist
 from jax import random
 from numpyro.handlers import seed, trace
 
-from numpyro_ext.compilation.disk_cache import VARIABLE
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 
-from .harness import in_own_process, write_report
-from .spreads_table import Case, by_nuts, compare
+from ..harness import COLD, Study, blocks, first_and_next, table
+from .spreads import Case, by_nuts, compare
 
 ENGINES = {"EP": EP, "Laplace": LaplaceApproximation, "VG": VariationalGaussian}
 NUM_ROWS, NUM_SITES, NUM_VISITS = 300, 200, 5
@@ -214,102 +209,102 @@ TASKS = {
 }
 
 
-def measure(name: str, by: str) -> dict[str, Any]:
-    """CPU-seconds of a first and a next run in this process, and moments of all unknowns; those of NUTS with errors."""
+def chains_of(draw: int, name: str) -> dict[str, Any]:
+    """Moments of all unknowns by NUTS, with their errors."""
     task = TASKS[name]
     data = task.data()
-    if by == "NUTS":
-        sites = trace(seed(task.model, 0)).get_trace(*data).values()
-        latent = tuple(site["name"] for site in sites if site["type"] == "sample" and not site["is_observed"])
-        return by_nuts(Case(task.model, data, latent), NUM_WARMUP, NUM_DRAWS)
-    found: dict[str, Any] = {}
-    for key in ("first", "next"):
-        start = time.process_time()
+    sites = trace(seed(task.model, 0)).get_trace(*data).values()
+    latent = tuple(site["name"] for site in sites if site["type"] == "sample" and not site["is_observed"])
+    return by_nuts(Case(task.model, data, latent), NUM_WARMUP, NUM_DRAWS) | {"load": os.getloadavg()[0]}
+
+
+def fit(draw: int, name: str, by: str) -> dict[str, Any]:
+    """CPU-seconds of a first and a next run in this process, and moments of all unknowns."""
+    task = TASKS[name]
+    data, told = task.data(), []
+
+    def run(_: int) -> tuple[Any, dict[str, Any]]:
         engine = ENGINES[by](task.model, progress_bar=False)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             engine.run(random.key(0), *data)
             draws = engine.get_samples()
-        found[key] = time.process_time() - start
-    found["messages"] = sorted({str(warning.message) for warning in told} | set(engine.diagnostics.messages))
-    found["converged"], found["log_evidence"] = bool(engine.diagnostics.converged), float(engine.log_evidence)
-    found["moments"] = {}
+        told.extend(str(warning.message) for warning in warned)
+        return engine, draws
+
+    (engine, draws), first, later = first_and_next(run)
+    moments = {}
     for site in draws:
         mean, sd = np.asarray(engine.posterior[site].mean), np.asarray(engine.posterior[site].sd)
         for place in np.ndindex(mean.shape):
             label = site + (str(list(place)) if place else "")
-            found["moments"][label] = {"mean": float(mean[place]), "sd": float(sd[place])}
-    return found
+            moments[label] = {"mean": float(mean[place]), "sd": float(sd[place])}
+    return {
+        "first": first,
+        "next": later,
+        "messages": sorted({*told, *engine.diagnostics.messages}),
+        "converged": bool(engine.diagnostics.converged),
+        "moments": moments,
+        "load": os.getloadavg()[0],
+    }
 
 
-def _kept(folder: Path | None, name: str, by: str) -> dict[str, Any]:
-    """Result of :func:`measure` in a process without programs on disk, or what ``folder`` has of it."""
-    path = None if folder is None else folder / f"{list(TASKS).index(name)}-{by}.json"
-    if path is not None and path.exists():
-        return json.loads(path.read_text())
-    found = in_own_process("two_predictors_table", "--one", name, "--by", by, environment={VARIABLE: "off"})
-    found["load"] = os.getloadavg()[0]
-    if path is not None:
-        path.write_text(json.dumps(found))
-    return found
+def _reference(name: str) -> str:
+    """Name of the chains; a model that is written in two ways has one posterior."""
+    return f"{next(other for other, twin in TASKS.items() if twin.data is TASKS[name].data)} by NUTS"
+
+
+def _fits(found: dict[str, list[Any]]) -> Iterator[tuple[str, str, Any, Any]]:
+    """Model, engine, what it found, and what NUTS did."""
+    for name, task in TASKS.items():
+        for by in task.engines:
+            for ours, theirs in zip(found[f"{name}, {by}"], found[_reference(name)], strict=False):
+                yield name, by, ours, theirs
+
+
+def _rows(found: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
+    for name, by, ours, theirs in _fits(found):
+        task, gaps = TASKS[name], compare(theirs, ours)
+        widest, least = max(gaps, key=lambda row: row[1]), min(gaps, key=lambda row: row[1])
+        gap = max(gaps, key=lambda row: abs(row[3]))
+        ratios = [f"{row[1]:.2f} ± {row[2]:.2f} ({row[0]})" for row in (least, widest)]
+        is_timed = by == task.engines[0]
+        now = f"{ours['first']:.1f} / {ours['next']:.1f}"
+        times = [task.reported, task.earlier, now, task.wanted] if is_timed else ["", "", now, ""]
+        cost = f"{theirs['seconds']:.0f} ({theirs['divergent']})" if is_timed else ""
+        yield name, by, *times, f"{gap[3]:+.2f} ± {gap[4]:.2f} ({gap[0]})", *ratios, cost
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", choices=list(TASKS), help="measure this model in this process")
-    parser.add_argument("--by", choices=[*ENGINES, "NUTS"])
-    parser.add_argument("--only", nargs="+", default=list(TASKS), help="models, by the beginning of their names")
-    parser.add_argument("--kept", type=Path, help="a folder: what it has is not measured again")
-    options = parser.parse_args()
-    numpyro.enable_x64()
-    if options.one:
-        print(json.dumps(measure(options.one, options.by)))
-        return
-    rows, remarks, data = [], [], {}
-    for name, task in TASKS.items():
-        if not name.startswith(tuple(options.only)):
-            continue
-        # a model that is written in two ways has one posterior
-        of_nuts = next(other for other, twin in TASKS.items() if twin.data is task.data)
-        data[name] = {by: _kept(options.kept, name, by) for by in task.engines}
-        data[name]["NUTS"] = _kept(options.kept, of_nuts, "NUTS")
-        reference = data[name]["NUTS"]
-        for by in task.engines:
-            found = data[name][by]
-            gaps = compare(reference, found)
-            widest, least = max(gaps, key=lambda row: row[1]), min(gaps, key=lambda row: row[1])
-            gap = max(gaps, key=lambda row: abs(row[3]))
-            ratios = [f"{row[1]:.2f} ± {row[2]:.2f} ({row[0]})" for row in (least, widest)]
-            is_timed = by == task.engines[0]
-            now = f"{found['first']:.1f} / {found['next']:.1f}"
-            times = [task.reported, task.earlier, now, task.wanted]
-            cells = [name, by, *(times if is_timed else ["", "", now, ""])]
-            cells += [f"{gap[3]:+.2f} ± {gap[4]:.2f} ({gap[0]})", *ratios]
-            cells += [f"{reference['seconds']:.0f} ({reference['divergent']})" if is_timed else ""]
-            rows.append(f"| {' | '.join(cells)} |")
-            print(rows[-1], flush=True)
-            messages = found["messages"] + ["It has not converged."] * (not found["converged"])
-            remarks += [f"- {name}, {by}: {message}" for message in messages]
-    loads = [found["load"] for model in data.values() for found in model.values()]
-    lines = [
-        "# Two predictors in an observation, and a likelihood of the user's own",
-        "",
-        "CPU-seconds of a run with its draws: in a new process, with compilation, and again. Everything is learned,",
-        "and hyperparameters are integrated over. Those `first reported` are of other data of these sizes, by nested",
-        "integrals for all factors; those of `2026-11-29` by 320 nodes in the axes of the curvature.",
-        f"Processes that wanted the {os.cpu_count()} cores: {min(loads):.0f} to {max(loads):.0f}.",
-        "",
-        "Over all unknowns, effects of groups among them: the largest gap of the means, in standard deviations, and",
-        "the smallest and the largest ratio of standard deviations (the engine's over that of NUTS), with the Monte",
-        f"Carlo error of NUTS: two chains of {NUM_WARMUP} + {NUM_DRAWS}, CPU-seconds (divergent transitions).",
-        "",
-        "| model | engine | first reported | 2026-11-29 | now | wanted | gap of means "
-        "| least sd ratio | largest sd ratio | NUTS |",
-        "|---" * 10 + "|",
-        *rows,
-        *(["", "What the runs said:", "", *remarks] if remarks else []),
+    experiments: dict[str, Callable[[int], Any]] = {
+        f"{name}, {by}": partial(fit, name=name, by=by) for name, task in TASKS.items() for by in task.engines
+    }
+    experiments |= {_reference(name): partial(chains_of, name=name) for name in TASKS}
+    study = Study(__doc__, experiments, environment=COLD)
+    found = study.run()
+    loads = [one["load"] for kept in found.values() for one in kept]
+    said = [
+        f"- {name}, {by}: {message}"
+        for name, by, ours, _ in _fits(found)
+        for message in [*ours["messages"], *["It has not converged."] * (not ours["converged"])]
     ]
-    write_report("two-predictors", lines, "two_predictors_table", data)
+    lines = blocks(
+        "# Two predictors in an observation, and a likelihood of the user's own",
+        "CPU-seconds of a run with its draws: in a new process, with compilation, and again. Everything is learned, "
+        "and hyperparameters are integrated over. Those `first reported` are of other data of these sizes, by nested "
+        "integrals for all factors; those of `2026-11-29` by 320 nodes in the axes of the curvature. "
+        f"Processes that wanted the {os.cpu_count()} cores: {min(loads):.0f} to {max(loads):.0f}.",
+        "Over all unknowns, effects of groups among them: the largest gap of the means, in standard deviations, and "
+        "the smallest and the largest ratio of standard deviations (the engine's over that of NUTS), with the Monte "
+        f"Carlo error of NUTS: two chains of {NUM_WARMUP} + {NUM_DRAWS}, CPU-seconds (divergent transitions).",
+        table(
+            "model | engine | first reported | 2026-11-29 | now | wanted | gap of means "
+            "| least sd ratio | largest sd ratio | NUTS",
+            _rows(found),
+        ),
+        ["What the runs said:", "", *said] if said else [],
+    )
+    study.write("two-predictors", lines)
 
 
 if __name__ == "__main__":

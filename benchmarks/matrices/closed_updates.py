@@ -1,4 +1,4 @@
-"""Binary matrices by closed updates: ``python -m benchmarks.binary_matrices_table`` writes the table.
+"""Binary matrices by closed updates: ``python -m benchmarks.matrices.closed_updates`` writes the table.
 
 Time of sweeps on dense and sparse cells, and what is found again of one held-out item of each transaction on
 BMS-WebView-2 and on retail, with the preparation of Houlsby (2014), chapter 5. Some minutes.
@@ -22,7 +22,7 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import BilinearVG, ranking_quality
 from numpyro_ext.models import binary_factorization, paired_symbols
 
-from .harness import table_head, write_report
+from ..harness import table_head, write_report
 
 _NUM_COLUMNS, _NUM_ROWS, _RANK = 1000, 2000, 20
 
@@ -289,7 +289,7 @@ def main() -> None:
         *table_head("ranking | mean rank | hit@10 | bound / 10⁶ | CPU s, the first with compilation"),
         *pair_rankings(),
     ]
-    write_report("binary-matrices", lines, "binary_matrices_table")
+    write_report("binary-matrices", lines)
 
 
 if __name__ == "__main__":

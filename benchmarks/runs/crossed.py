@@ -1,21 +1,20 @@
 """Marks that students give lecturers: crossed effects of up to 4,114 levels, first and next runs of engines; a million
 rows of 50,000 groups; and two crossed factors of up to 10,000 levels each.
 
-``python -m benchmarks.crossed_table`` writes ``results/<date>-crossed.md`` anew after each row; ``--sizes``, ``--by``
-and ``--families`` name rows. Each has a process of its own, with one thread for linear algebra, so that the first run
-compiles all of its programs. A run includes its draws; hyperparameters are integrated over. ``real`` reads
-``insteval/insteval.csv.gz`` (s, d, dept, service, y) below the folder of ``NUMPYRO_EXT_DATA``: its logistic marks are
-those of 4 or 5, and of 5 in the next run; its Gaussian ones are mirrored there.
+``python -m benchmarks.runs.crossed`` writes ``results/<date>-crossed.md``. Each row has a process of its own, with one
+thread for linear algebra, so that the first run compiles all of its programs. A run includes its draws; hyperparameters
+are integrated over. ``real`` reads ``insteval/insteval.csv.gz`` (s, d, dept, service, y) below the folder of
+``NUMPYRO_EXT_DATA``: its logistic marks are those of 4 or 5, and of 5 in the next run; its Gaussian ones are mirrored
+there.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import gzip
-import json
-import resource
 import time
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from jax import random
 from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import EP, LaplaceApproximation
 
-from .harness import COLD, in_own_process, write_report
+from ..harness import COLD, Study, blocks, peak_bytes, table
 
 ENGINES = {"Laplace": LaplaceApproximation, "EP": EP}
 FAMILIES = ("logistic", "Gaussian")
@@ -134,7 +133,7 @@ def _real(family: str, seed: int) -> tuple[tuple[np.ndarray, ...], tuple[int, ..
     return (s, d, i, columns["service"].astype(float), y), (len(levels[0][0]), len(levels[1][0]), len(levels[2][0]))
 
 
-def measure(size: str, family: str, by: str) -> dict[str, Any]:
+def measure(draw: int, size: str, family: str, by: str) -> dict[str, Any]:
     """CPU-seconds of two runs and of a prediction of two rows in this process, and moments after the first."""
     found: dict[str, Any] = {}
     for name, seed in (("first", 1), ("next", 2)):
@@ -155,51 +154,47 @@ def measure(size: str, family: str, by: str) -> dict[str, Any]:
     start = time.process_time()
     engine.predict(random.key(1), *(column[:2] for column in columns[:-1]), num_levels=num_levels, family=family)
     found["predict"] = time.process_time() - start
-    found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    found["memory"] = peak_bytes() / 2**30
     return found
 
 
+CASES = {
+    f"{size}, {family}, {by}": (size, family, by)
+    for size in SIZES
+    for family in FAMILIES
+    for by in ENGINES
+    if by != "EP" or size not in WITHOUT_DEPARTMENTS  # EP needs the variances of all rows, exactly
+}
+
+
+def _rows(found: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
+    for name, (size, family, by) in CASES.items():
+        for row in found[name]:
+            moments = ", ".join(f"{mean:.3f} ± {sd:.3f}" for mean, sd in row["moments"])
+            times = f"{row['first']:.1f}", f"{row['next']:.1f}"
+            others = WANTED.get((size, family, by), ""), PEERS.get((size, family), "")
+            rest = f"{row['predict']:.1f}", f"{row['memory']:.2f}", row["converged"], moments
+            yield size, family, by, *times, *others, *rest
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
-    parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=FAMILIES)
-    parser.add_argument("--by", nargs="+", default=list(ENGINES), choices=ENGINES)
-    parser.add_argument("--loaded", action="store_true", help="other processes run beside it")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        numpyro.enable_x64()
-        print(json.dumps(measure(*options.one)))
-        return
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for size in options.sizes:
-        for family in options.families:
-            for by in options.by:
-                if size in WITHOUT_DEPARTMENTS and by == "EP":
-                    continue  # it needs the variances of all rows, exactly
-                found[size, family, by] = in_own_process("crossed_table", "--one", size, family, by, environment=COLD)
-                write_report("crossed-loaded" if options.loaded else "crossed", _report(found), "crossed_table")
-
-
-def _report(found: dict[tuple[str, str, str], dict[str, Any]]) -> list[str]:
-    lines = [
+    experiments = {
+        name: partial(measure, size=size, family=family, by=by) for name, (size, family, by) in CASES.items()
+    }
+    study = Study(__doc__, experiments, environment=COLD)
+    found = study.run()
+    lines = blocks(
         "# Crossed effects of students, lecturers and departments",
-        "",
-        "CPU-seconds of a run with its draws: in a new process, with compilation, and again on other marks of the same",
-        "size; then of a prediction of two rows. Hyperparameters are integrated over; one thread for linear algebra.",
-        "Peers were measured earlier on a machine of the same kind, on simulated data of these sizes. Deviations are",
+        "CPU-seconds of a run with its draws: in a new process, with compilation, and again on other marks of the same "
+        "size; then of a prediction of two rows. Hyperparameters are integrated over; one thread for linear algebra. "
+        "Peers were measured earlier on a machine of the same kind, on simulated data of these sizes. Deviations are "
         "means and standard deviations after the first run; simulated ones are 0.28, 0.50 and 0.11.",
-        "",
-        "| data | family | engine | first | next | wanted | peers | predict | memory, GiB | converged | deviations |",
-        "|" + "---|" * 11,
-    ]
-    for (size, family, by), row in found.items():
-        moments = ", ".join(f"{mean:.3f} ± {sd:.3f}" for mean, sd in row["moments"])
-        times = f"{row['first']:.1f} | {row['next']:.1f} | {WANTED.get((size, family, by), '')}"
-        peers = PEERS.get((size, family), "")
-        rest = f"{row['predict']:.1f} | {row['memory']:.2f} | {row['converged']} | {moments} |"
-        lines.append(f"| {size} | {family} | {by} | {times} | {peers} | {rest}")
-    return lines
+        table(
+            "data | family | engine | first | next | wanted | peers | predict | memory, GiB | converged | deviations",
+            _rows(found),
+        ),
+    )
+    study.write("crossed", lines)
 
 
 if __name__ == "__main__":

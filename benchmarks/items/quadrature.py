@@ -1,6 +1,6 @@
 """Item-response models by ``AdaptiveQuadrature``: first and next fits, and the floor of their products.
 
-``python -m benchmarks.item_response_table`` writes ``results/<date>-item-response.md``. Items are ``param`` sites:
+``python -m benchmarks.items.quadrature`` writes ``results/<date>-item-response.md``. Items are ``param`` sites:
 maximum marginal likelihood with standard errors. Each row has a process of its own without programs kept on the disk,
 so that its first fit compiles all of its own; the next one has another key and the same data.
 Data are below ``NUMPYRO_EXT_DATA``.
@@ -8,25 +8,21 @@ Data are below ``NUMPYRO_EXT_DATA``.
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 import pandas as pd
 from jax import random
 
-from numpyro_ext.compilation.disk_cache import VARIABLE
 from numpyro_ext.datasets.external import data_path
 from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.models import item_response
 
-from .harness import in_own_process, write_report
+from ..harness import COLD, Study, blocks, first_and_next, shortest, table
 
 PRODUCTS = 4
 """Products of answers and table in an evaluation: two, and two of its gradient."""
@@ -82,77 +78,65 @@ def answers(case: Case) -> np.ndarray:
     return found
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(draw: int, name: str) -> dict[str, Any]:
     """CPU-seconds of two fits in this process, their log likelihood, and the time that their products take."""
     case = CASES[name]
     y = answers(case)
-    found: dict[str, Any] = {}
     options: dict[str, Any] = {}
     if case.num_traits > 1:  # the first item measures the first trait alone, so that nothing can be rotated
         pattern = np.ones((y.shape[1], case.num_traits), int)
         pattern[0, 1:] = 0
         options = {"pattern": pattern, "signed": True}
-    for number, key in enumerate(("first", "next")):
-        start = time.process_time()
+
+    def run(number: int) -> tuple[AdaptiveQuadrature, list[Any]]:
         engine = AdaptiveQuadrature(partial(item_response, family=case.family, **options), progress_bar=False)
         engine.run(random.key(number), y)
-        jax.block_until_ready([value.standard_error for value in engine.hyper.values()])
-        found[key] = time.process_time() - start
-    diagnostics = engine.diagnostics
-    found |= {"log_likelihood": float(engine.log_evidence), "converged": bool(diagnostics.converged)}
-    found |= {"evaluations": int(diagnostics.hyper.num_evaluations), "quadrature_error": diagnostics.quadrature_error}
+        return engine, [value.standard_error for value in engine.hyper.values()]
+
+    (engine, _), first, later = first_and_next(run)
+    diagnostics, num_nodes = engine.diagnostics, engine._run.algorithm.num_nodes**case.num_traits  # type: ignore[union-attr]
     one_hot = jnp.asarray((y[:, :, None] == np.arange(y.max() + 1)).reshape(len(y), -1), float)
-    found["nodes"] = engine._run.algorithm.num_nodes**case.num_traits  # type: ignore[union-attr]
-    table = jnp.ones((one_hot.shape[1], found["nodes"]))
-    product = jax.jit(lambda a, b: a @ b)
-    product(one_hot, table).block_until_ready()
-    start, repeats = time.process_time(), 10
-    for _ in range(repeats):
-        product(one_hot, table).block_until_ready()
-    found["floor"] = PRODUCTS * found["evaluations"] * (time.process_time() - start) / repeats
-    return found
+    product = shortest(jax.jit(jnp.matmul), one_hot, jnp.ones((one_hot.shape[1], num_nodes)), rounds=10)
+    evaluations = int(diagnostics.hyper.num_evaluations)
+    return {
+        "first": first,
+        "next": later,
+        "log_likelihood": float(engine.log_evidence),
+        "converged": bool(diagnostics.converged),
+        "evaluations": evaluations,
+        "nodes": num_nodes,
+        "floor": PRODUCTS * evaluations * product,
+    }
 
 
-def _in_own_process(name: str) -> dict[str, Any]:
-    return in_own_process("item_response_table", "--one", name, environment={VARIABLE: "off"})
+def _rows(found: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
+    for name, case in CASES.items():
+        for one in found[name]:
+            times = f"{one['first']:.1f}", 5, f"{one['next']:.2f}", case.peer, f"{one['floor']:.2f}"
+            off = f"{one['log_likelihood'] - case.exact:+.1e}"
+            rest = one["nodes"], one["evaluations"], 25, f"{one['log_likelihood']:.4f}", off, one["converged"]
+            yield name, *times, *rest
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", choices=list(CASES), help="measure this row in this process")
-    options = parser.parse_args()
-    numpyro.enable_x64()
-    if options.one:
-        print(json.dumps(measure(options.one)))
-        return
-    rows, data = [], {}
-    for name, case in CASES.items():
-        data[name] = found = _in_own_process(name)
-        peer = "" if case.peer is None else f"{case.peer:.2f}"
-        off = found["log_likelihood"] - case.exact
-        rows.append(
-            f"| {name} | {found['first']:.1f} | 5 | {found['next']:.2f} | {peer} | {found['floor']:.2f} "
-            f"| {found['nodes']} | {found['evaluations']} | 25 | {found['log_likelihood']:.4f} | {off:+.1e} "
-            f"| {'yes' if found['converged'] else 'NO'} |"
-        )
-        print(rows[-1], flush=True)
-    lines = [
+    study = Study(__doc__, {name: partial(measure, name=name) for name in CASES}, environment=COLD)
+    found = study.run()
+    lines = blocks(
         "# Item-response models by quadrature",
-        "",
-        "CPU-seconds of a fit by maximum marginal likelihood with standard errors, in a new process that finds no",
-        "programs on the disk and again, and what is wanted of them: at most 5 of the first fit, and of the next",
-        "one no more than `mirt` with SQUAREM, of two traits 0.3 of its EM (its times are as they were first reported,",
-        "on a machine of this kind, and not measured again). `off` is the difference to the exact maximum. Where the",
-        "first rule is not exact to 1e-4 the fit is made again with more nodes: evaluations and the floor, four",
-        "products of answers and table for each evaluation, are then those of the last fit alone, and the times those",
+        "CPU-seconds of a fit by maximum marginal likelihood with standard errors, in a new process that finds no "
+        "programs on the disk and again, and what is wanted of them: at most 5 of the first fit, and of the next "
+        "one no more than `mirt` with SQUAREM, of two traits 0.3 of its EM (its times are as they were first reported, "
+        "on a machine of this kind, and not measured again). `off` is the difference to the exact maximum. Where the "
+        "first rule is not exact to 1e-4 the fit is made again with more nodes: evaluations and the floor, four "
+        "products of answers and table for each evaluation, are then those of the last fit alone, and the times those "
         "of all.",
-        "",
-        "| data and model | first | wanted | next | mirt, wanted | floor | nodes | evaluations | wanted "
-        "| log likelihood | off | converged |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-        *rows,
-    ]
-    write_report("item-response", lines, script="item_response_table", data=data)
+        table(
+            "data and model | first | wanted | next | mirt, wanted | floor | nodes | evaluations | wanted "
+            "| log likelihood | off | converged",
+            _rows(found),
+        ),
+    )
+    study.write("item-response", lines)
 
 
 if __name__ == "__main__":

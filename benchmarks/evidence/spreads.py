@@ -1,6 +1,6 @@
 """Means and standard deviations of hyperparameters and coefficients beside those of long chains of NUTS.
 
-``python -m benchmarks.spreads_table`` writes ``results/<date>-spreads.md``. The models are written as their authors
+``python -m benchmarks.evidence.spreads`` writes ``results/<date>-spreads.md``. The models are written as their authors
 would and have simulated data (eight schools apart). NUTS runs a model with centred effects decentred by
 ``LocScaleReparam``, or a decentred twin where effects are correlated; two chains, double precision. Errors of its means
 and standard deviations are those of 40 batches of the chains. Each model runs in a process of its own.
@@ -8,12 +8,7 @@ and standard deviations are those of 40 batches of the chains. Each model runs i
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
-import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -23,14 +18,15 @@ import numpyro
 import numpyro.distributions as dist
 from jax import random
 from numpyro.handlers import reparam
-from numpyro.infer import MCMC, NUTS
 from numpyro.infer.reparam import LocScaleReparam
 
 from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 
-from .harness import in_own_process, table_head, write_report
+from ..harness import COLD, Study, blocks, first_and_next, make_nuts, run_chains, table
 
 NUM_BATCHES = 40
+NUM_WARMUP, NUM_DRAWS = 1500, 4000
+"""Length of each of the two chains of NUTS; the engine has as many draws."""
 
 
 class Case(NamedTuple):
@@ -313,55 +309,43 @@ def _flat(draws: dict[str, np.ndarray], sites: tuple[str, ...]) -> dict[str, np.
     return out
 
 
-def by_nuts(case: Case, num_warmup: int, num_samples: int) -> dict[str, Any]:
+def by_nuts(case: Case, num_warmup: int = NUM_WARMUP, num_samples: int = NUM_DRAWS) -> dict[str, Any]:
     """Moments by two chains, and their errors by batches; CPU-seconds."""
     model = case.twin or reparam(case.model, config={name: LocScaleReparam(0.0) for name in case.centred})
-    start = time.process_time()
-    kernel = NUTS(model, target_accept_prob=0.95, max_tree_depth=9)
-    mcmc = MCMC(kernel, num_warmup=num_warmup, num_samples=num_samples, num_chains=2, chain_method="sequential",
-                progress_bar=False)  # fmt: skip
-    mcmc.run(random.key(1), *case.data)
-    draws = _flat(mcmc.get_samples(group_by_chain=True), case.sites)
+    options = {"target_accept_prob": 0.95, "max_tree_depth": 9}
+    chains = run_chains(make_nuts(model, num_warmup, num_samples, num_chains=2, **options), 1, *case.data)
     found = {}
-    for name, values in draws.items():
+    for name, values in _flat(chains.draws, case.sites).items():
         sd, batches = values.std(), values.reshape(NUM_BATCHES, -1)
         squares = (batches - values.mean()) ** 2
         found[name] = {
-            "mean": values.mean(),
-            "sd": sd,
-            "mean_error": batches.mean(1).std(ddof=1) / NUM_BATCHES**0.5,
-            "sd_error": 0.5 * squares.mean(1).std(ddof=1) / NUM_BATCHES**0.5 / sd**2,
+            "mean": float(values.mean()),
+            "sd": float(sd),
+            "mean_error": float(batches.mean(1).std(ddof=1) / NUM_BATCHES**0.5),
+            "sd_error": float(0.5 * squares.mean(1).std(ddof=1) / NUM_BATCHES**0.5 / sd**2),
         }
-    divergent = int(np.sum(mcmc.get_extra_fields()["diverging"]))
-    return {"seconds": time.process_time() - start, "divergent": divergent, "moments": found}
+    return {"seconds": chains.seconds, "divergent": chains.divergent, "moments": found}
 
 
-def by_engine(case: Case, num_samples: int) -> dict[str, Any]:
+def by_engine(case: Case) -> dict[str, Any]:
     """Moments of draws, CPU-seconds of a first and of the next run with them, and what the run says of itself."""
-    seconds = []
-    for _ in range(2):
-        start = time.process_time()
-        engine = case.engine(case.model, progress_bar=False, num_samples=num_samples, **case.options)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            engine.run(random.key(0), *case.data)
-        draws = engine.get_samples()
-        seconds.append(time.process_time() - start)
-    moments = {
-        name: {"mean": values.mean(), "sd": values.std(), "distinct": len(np.unique(values))}
-        for name, values in _flat({site: np.asarray(draws[site])[None] for site in case.sites}, case.sites).items()
-    }
+
+    def run(_: int) -> tuple[Any, dict[str, Any]]:
+        engine = case.engine(case.model, progress_bar=False, num_samples=NUM_DRAWS, **case.options)
+        engine.run(random.key(0), *case.data)
+        return engine, engine.get_samples()
+
+    (engine, draws), first, later = first_and_next(run)
+    flat = _flat({site: np.asarray(draws[site])[None] for site in case.sites}, case.sites)
     return {
-        "seconds": seconds,
+        "first": first,
+        "next": later,
         "evidence": float(engine.log_evidence),
         "converged": bool(engine.diagnostics.converged),
         "messages": list(engine.diagnostics.messages),
-        "moments": moments,
+        "distinct": min((len(np.unique(values)) for values in flat.values()), default=0),
+        "moments": {name: {"mean": float(v.mean()), "sd": float(v.std())} for name, v in flat.items()},
     }
-
-
-def _in_own_process(name: str, by: str, options: argparse.Namespace) -> dict[str, Any]:
-    return in_own_process("spreads_table", "--one", name, "--by", by, "--num-samples", options.num_samples)
 
 
 def compare(reference: dict[str, Any], found: dict[str, Any]) -> list[tuple[str, float, float, float, float]]:
@@ -375,75 +359,42 @@ def compare(reference: dict[str, Any], found: dict[str, Any]) -> list[tuple[str,
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", choices=list(CASES), help="run this model in this process")
-    parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--by", default="engine", choices=["engine", "NUTS"])
-    parser.add_argument("--num-samples", type=int, default=4000, help="of a chain of NUTS, and of the engine")
-    parser.add_argument("--cache", type=Path, help="a folder in which what NUTS found is kept")
-    parser.add_argument("--before", type=Path, help="JSON of an earlier run of the engines, to stand beside")
-    parser.add_argument("--now", type=Path, help="JSON that --save has written, in the place of runs of the engines")
-    parser.add_argument("--save", type=Path, help="write what the engines found there, and no report")
-    options = parser.parse_args()
-    numpyro.enable_x64()
-    if options.one:
-        case = CASES[options.one]()
-        if options.by == "NUTS":
-            print(json.dumps(by_nuts(case, 1500, options.num_samples)))
-        else:
-            print(json.dumps(by_engine(case, options.num_samples)))
-        return
-    before = {} if options.before is None else json.loads(options.before.read_text())
-    now = {} if options.now is None else json.loads(options.now.read_text())
-    rows, data = [], {}
-    for name in options.only:
-        path = None if options.cache is None else options.cache / (name.split(",")[0].replace(" ", "_") + ".json")
-        if path is not None and path.exists():
-            reference = json.loads(path.read_text())
-        else:
-            reference = _in_own_process(name, "NUTS", options)
-            if path is not None:
-                path.write_text(json.dumps(reference))
-        found = now[name]["engine"] if name in now else _in_own_process(name, "engine", options)
-        data[name] = {"NUTS": reference, "engine": found}
-        earlier = before.get(name, {}).get("engine")
-        for label, one in (("before", earlier), ("now", found)):
-            if one is None:
-                continue
-            gaps = compare(reference, one)
+def _rows(found: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
+    for name in CASES:
+        for ours, theirs in zip(found[name], found[_reference(name)], strict=False):
+            gaps = compare(theirs, ours)
             ratio = max(gaps, key=lambda row: abs(np.log(max(row[1], 1e-3))))
             gap = max(gaps, key=lambda row: abs(row[3]))
-            distinct = min((m["distinct"] for m in one["moments"].values()), default=0)
-            rows.append(
-                f"| {name} | {label} | {ratio[1]:.2f} ± {ratio[2]:.2f} ({ratio[0]}) | {gap[3]:+.2f} ± {gap[4]:.2f} "
-                f"({gap[0]}) | {one['evidence']:.3f} | {distinct} | {'yes' if one['converged'] else 'no'} | "
-                f"{len(one['messages'])} | {one['seconds'][0]:.1f} / {one['seconds'][1]:.2f} | "
-                f"{reference['seconds']:.0f} ({reference['divergent']}) |"
-            )
-            print(rows[-1], flush=True)
-            if label == "now":
-                for row in gaps:
-                    print(f"    {row[0]:12} sd ratio {row[1]:.3f} ± {row[2]:.3f}  gap {row[3]:+.3f} ± {row[4]:.3f}")
-                for message in one["messages"]:
-                    print("    ", message[:300])
-    if options.save:
-        options.save.write_text(json.dumps(data, indent=1))
-        return
-    lines = [
+            moments = f"{ratio[1]:.2f} ± {ratio[2]:.2f} ({ratio[0]})", f"{gap[3]:+.2f} ± {gap[4]:.2f} ({gap[0]})"
+            said = f"{ours['evidence']:.3f}", ours["distinct"], ours["converged"], len(ours["messages"])
+            times = f"{ours['first']:.1f} / {ours['next']:.2f}", f"{theirs['seconds']:.0f} ({theirs['divergent']})"
+            yield name, *moments, *said, *times
+
+
+def _reference(name: str) -> str:
+    """Name of the chains; both fits of the eight schools have the same."""
+    return f"{'eight schools' if name.startswith('eight schools') else name} by NUTS"
+
+
+def main() -> None:
+    experiments: dict[str, Callable[[int], Any]] = {
+        name: lambda _, case=case: by_engine(case()) for name, case in CASES.items()
+    }
+    experiments |= {_reference(name): lambda _, case=case: by_nuts(case()) for name, case in CASES.items()}
+    study = Study(__doc__, experiments, environment=COLD)
+    found = study.run()
+    lines = blocks(
         "# Spreads of hyperparameters",
-        "",
-        "The largest deviation of a ratio of standard deviations (the engine's over that of NUTS) and of the means (in",
-        "standard deviations), with the Monte Carlo error of NUTS; draws have so many distinct values of the",
-        "hyperparameter that has the fewest; CPU-seconds of a first and a next run with 4000 draws, and of NUTS with",
-        "two chains of 1500 + 4000 (with divergent transitions).",
-        "",
-        *table_head(
-            "model | | sd over NUTS's | gap of means | log evidence | distinct | converged | messages | CPU-s | NUTS"
+        "The largest deviation of a ratio of standard deviations (the engine's over that of NUTS) and of the means (in "
+        "standard deviations), with the Monte Carlo error of NUTS; draws have so many distinct values of the "
+        f"hyperparameter that has the fewest; CPU-seconds of a first and a next run with {NUM_DRAWS} draws, and of "
+        f"NUTS with two chains of {NUM_WARMUP} + {NUM_DRAWS} (with divergent transitions).",
+        table(
+            "model | sd over NUTS's | gap of means | log evidence | distinct | converged | messages | CPU-s | NUTS",
+            _rows(found),
         ),
-        *rows,
-    ]
-    write_report("spreads", lines, data=data)
+    )
+    study.write("spreads", lines)
 
 
 if __name__ == "__main__":

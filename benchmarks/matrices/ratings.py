@@ -1,4 +1,4 @@
-"""Ratings of MovieLens-100K with noise of their own: ``python -m benchmarks.ratings_table WORK`` prints the table.
+"""Ratings of MovieLens-100K with noise of their own: ``python -m benchmarks.matrices.ratings WORK`` prints the table.
 
 Protocol of Houlsby (2014), section 7.4.1: users and items with ten ratings at least, four fifths to learn from, ten
 components. Each fit is kept in the folder ``WORK``, so that a run that was ended goes on.
@@ -23,7 +23,7 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import BilinearEP
 from numpyro_ext.models import heteroscedastic_ratings
 
-from .harness import Study, kept_draws, mean_and_error, table_head
+from ..harness import Study, kept_draws, mean_and_error, table_head
 
 _LEVELS, _RANK, _FEWEST, _TOL = 5, 10, 10, 1e-3
 _SYSTEMS: dict[str, tuple[dict[str, Any], float, float]] = {
