@@ -46,7 +46,7 @@ def by_rows(num_users: int, sampled: int | None = None, **changes: Any) -> float
     """A step of the engine's own program, with other options of the network, on some items where these are sampled."""
     options = OPTIONS | changes
     source = Sequences.of(log_of(num_users, options["num_items"]), CHUNK, None)
-    setting = Setting({**options, "num_users": num_users}, jnp.zeros(options["width"]), num_users)
+    setting = Setting.of({**options, "num_users": num_users}, jnp.zeros(options["width"]), num_users)
     program = Program(collaborative_rnn, None, OPTIM, Trace_ELBO(), "users", CHUNK, sampled)
     proposal = None if sampled is None else log_proposals(source.events.items, source.num_items)
     users, args = source.first(BATCH, setting.carry)
@@ -57,7 +57,7 @@ def by_rows(num_users: int, sampled: int | None = None, **changes: Any) -> float
         nonlocal state
         rows = jnp.asarray(rng.choice(num_users, BATCH, replace=False))
         state, _, total, good = program.run_chunks(
-            state, key, 1.0, rows, 1, source.events, setting.carry, {}, proposal, width=CHUNK, setting=setting
+            state, key, 1.0, rows, 1, source.events, setting, proposal, width=CHUNK
         )
         return total, good
 

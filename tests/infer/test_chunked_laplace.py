@@ -200,9 +200,9 @@ def test_slopes_in_single_precision_are_those_of_autodiff():
     with jax.enable_x64(False):
         items, mask = jnp.asarray(items), jnp.arange(32) < 30
         program = LaplaceProgram(collaborative_rnn, optax.sgd(0.0), "users", 32)
-        setting, carry = Setting(options, jnp.zeros(2), 1), jnp.zeros((1, 2))
+        setting, carry = Setting.of(options, jnp.zeros(2), 1), jnp.zeros((1, 2))
         first = program.init(random.key(0), 1, jnp.arange(1), (items[None], mask[None], carry), setting)
-        given, numbers = Given(program.constrained(first), {}, carry[0]), jnp.array([0.5, -1.0, 0.2, 1.0])
+        given, numbers = Given(program.constrained(first), setting), jnp.array([0.5, -1.0, 0.2, 1.0])
         found = jax.jit(program.people._slopes)(numbers, given, items, mask)
         gradient = jax.jit(jax.grad(program.people._density))(numbers, given, items, mask)
     assert found.gradient.dtype == jnp.float32

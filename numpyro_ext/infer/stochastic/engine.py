@@ -145,7 +145,7 @@ class ChunkedSVI:
         self.chunk = None if chunk is None else int(chunk)
         self.max_chunks = None if max_chunks is None else int(max_chunks)
         self.sampled_softmax = None if sampled_softmax is None else int(sampled_softmax)
-        self._kept: tuple[Setting, Program] | None = None
+        self._kept: tuple[object, Program] | None = None
 
     def run(
         self,
@@ -207,7 +207,7 @@ class ChunkedSVI:
             raise ValueError("ChunkedSVI.run: there is no carry without chunk=.")
         if patience is not None and source.validation is None:
             raise ValueError("ChunkedSVI.run: patience needs a validation, as a split of sequences has.")
-        setting = Setting(kwargs, carry, source.num_rows)
+        setting = Setting.of(kwargs, carry, source.num_rows)
         if checkpoint is not None and Path(checkpoint).exists():
             init_state = TrainingState.unpacked(read_archive(checkpoint)["training"])
         program = self._program(setting)
@@ -233,7 +233,7 @@ class ChunkedSVI:
         content = read_archive(path)
         if "params" not in content:
             raise ValueError(f"{os.fspath(path)!r} is no fit of ChunkedSVI: a checkpoint is for run(checkpoint=...).")
-        setting = Setting(**content["setting"])
+        setting = Setting.of(**content["setting"])
         program = self._program(setting)
         program.sites = LocalSites(content["axes"], setting.num_rows)
         state = TrainingState.unpacked(content["training"])
@@ -242,13 +242,13 @@ class ChunkedSVI:
 
     def _program(self, setting: Setting) -> Program:
         """Compiled programs, those of the last run if its setting was the same."""
-        if self._kept is None or self._kept[0] != setting or not self._kept[1].can_be_kept:
+        if self._kept is None or self._kept[0] != setting.constants or not self._kept[1].can_be_kept:
             if self.local == "laplace":
                 program: Program = LaplaceProgram(self.model, self.optim, self.plate, self.chunk)
             else:
                 given = (self.model, self.guide, self.optim, self.loss, self.plate, self.chunk)
                 program = Program(*given, self.sampled_softmax)
-            self._kept = (setting, program)
+            self._kept = (setting.constants, program)
         return self._kept[1]
 
     def _begin(

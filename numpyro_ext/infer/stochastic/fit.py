@@ -109,7 +109,7 @@ class ChunkedFit(Shown):
     @property
     def num_items(self) -> int:
         """Number of items that events are of."""
-        return int(self._setting.options["num_items"])
+        return int(self._setting.constants.options["num_items"])
 
     @property
     def is_sequential(self) -> bool:
@@ -215,10 +215,8 @@ class ChunkedFit(Shown):
                 jnp.asarray(user or 0),
                 jnp.asarray(len(items)),
                 padded,
-                self._setting.carry,
-                self._setting.arrays,
-                width=width,
-                setting=self._setting,
+                self._setting,
+                width,
             )
             for k in jax.random.split(key, self._draws(num_draws))
         ]
@@ -253,9 +251,9 @@ class ChunkedFit(Shown):
                     f"got {one.dtype} of the shape {one.shape}. Labels have their index in EventSequences.item_labels."
                 )
         known = [one[(one >= 0) & (one < self.num_items)].astype(np.int32) for one in given]
-        shared = Given(self.params, self._setting.arrays, self._setting.carry)
+        shared = Given(self.params, self._setting)
         if self._personal is None:
-            self._personal = PersonalPosterior(self._program, shared, self._setting, "ChunkedFit.fold_in")
+            self._personal = PersonalPosterior(self._program, shared, "ChunkedFit.fold_in")
         people = self._personal.people(shared, known, [a.size - b.size for a, b in zip(given, known, strict=True)])
         return people if is_many else people[0]
 

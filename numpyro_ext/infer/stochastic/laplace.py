@@ -37,9 +37,8 @@ class LaplaceProgram(Program):
         self, model: Callable[..., object], optim: optax.GradientTransformation, plate: str, chunk: int | None
     ) -> None:
         super().__init__(model, _gaussians(model, plate), optim, Trace_ELBO(), plate, chunk)
-        static = ("length", "setting")
-        self._step = jax.jit(self._evidence_step, static_argnames=static, donate_argnums=0)
-        self._modes = jax.jit(self._modes_of, static_argnames=static)
+        self._step = jax.jit(self._evidence_step, static_argnames="length", donate_argnums=0)
+        self._modes = jax.jit(self._modes_of, static_argnames="length")
         self.run_chunks = self._run_people
         self._compiles_init = True
         self.people: PersonalPosterior
@@ -54,8 +53,7 @@ class LaplaceProgram(Program):
         init_params: Mapping[str, object] | None = None,
     ) -> Parameters:
         parameters = super().init(key, num_rows, users, args, setting, init_params)
-        given = Given(self.constrained(parameters), setting.arrays, setting.carry)
-        self.people = PersonalPosterior(self, given, setting, _CALLER)
+        self.people = PersonalPosterior(self, Given(self.constrained(parameters), setting), _CALLER)
         return parameters
 
     def values_to_validate(self, parameters: Parameters) -> dict[str, Array]:
@@ -71,18 +69,14 @@ class LaplaceProgram(Program):
         users: Array,
         num_chunks: int,
         events: Events,
-        carry: object,
-        arrays: Mapping[str, object],
-        width: int,
         setting: Setting,
+        width: int,
     ) -> tuple[Parameters, Array, Array, Array]:
         """One step on whole sequences of some users: parameters, key, minus their evidence, and whether all is finite.
 
         Sequences are padded to few lengths, as each is a program.
         """
-        length = _padded(width, num_chunks)
-        given = (parameters, rate, users, events, carry, arrays)
-        parameters, loss, good = self._step(*given, length=length, setting=setting)
+        parameters, loss, good = self._step(parameters, rate, users, events, setting, _padded(width, num_chunks))
         return parameters, key, loss, good
 
     def _evidence_step(
@@ -91,15 +85,13 @@ class LaplaceProgram(Program):
         rate: Array | float,
         users: Array,
         events: Events,
-        carry: object,
-        arrays: Mapping[str, object],
-        length: int,
         setting: Setting,
+        length: int,
     ) -> tuple[Parameters, Array, Array]:
         batch, scale = parameters.take(users), self.sites.num_rows / users.shape[0]
 
         def loss(shared: dict[str, Array], person: tuple[Array, ...]) -> tuple[Array, Mode]:
-            value, mode = self.people.evidence(Given(self.constrain(shared), arrays, carry), *person)
+            value, mode = self.people.evidence(Given(self.constrain(shared), setting), *person)
             return -value, mode
 
         def add(total: Any, person: tuple[Array, ...]) -> tuple[Any, Mode]:
@@ -141,16 +133,13 @@ class LaplaceProgram(Program):
         values: dict[str, Array],
         users: Array,
         events: Events,
-        carry: object,
-        arrays: Mapping[str, object],
-        length: int,
         setting: Setting,
+        length: int,
     ) -> tuple[dict[str, Array], Array]:
         """Rows of the tables at the modes, and which of the searches ended there."""
         tables = {name: jnp.moveaxis(values[name], axis, 0)[users] for name, axis in self.sites.axes.items()}
-        given = Given(values, arrays, carry)
         people = self._people_of(tables, users, events, length)
-        modes = lax.map(lambda person: self.people.mode(given, *person), people)
+        modes = lax.map(lambda person: self.people.mode(Given(values, setting), *person), people)
         return self._rows_of_modes(tables, modes), modes.converged
 
     def settled(
@@ -161,9 +150,7 @@ class LaplaceProgram(Program):
         lengths, failed = np.asarray(events.lengths), 0
         for batch in batches_of_events(lengths, batch_size, self.chunk, np.zeros(2 * len(lengths))):
             users, length = jnp.asarray(batch.users), _padded(batch.width, batch.num_chunks)
-            rows, converged = self._modes(
-                values, users, events, setting.carry, setting.arrays, length=length, setting=setting
-            )
+            rows, converged = self._modes(values, users, events, setting, length)
             failed += int((~converged).sum())
             for name, axis in self.sites.axes.items():
                 place = (*(slice(None),) * axis, users)

@@ -39,11 +39,10 @@ _DRAWS_OF_MOMENTS = 1024
 
 
 class Given(NamedTuple):
-    """All that people share: values of the parameters, arrays among the arguments, and the state to begin with."""
+    """All that people share: values of the parameters, and arguments of the model."""
 
     params: Mapping[str, Array]
-    arrays: Mapping[str, Any]
-    carry: Any
+    setting: Setting
 
 
 class Mode(NamedTuple):
@@ -191,22 +190,21 @@ class PersonalPosterior:
 
     :param program: of the model, with one standard normal latent site in the plate.
     :param given: values of the parameters to look at the model with.
-    :param setting: further arguments of the model.
     :param caller: name for messages.
     """
 
-    def __init__(self, program: Program, given: Given, setting: Setting, caller: str) -> None:
-        self.program, self.options = program, setting.options
+    def __init__(self, program: Program, given: Given, caller: str) -> None:
+        self.program = program
         self.name, self.shape = self._latent_site(given, caller)
         self.size = int(np.prod(self.shape))
         self.find = jax.jit(jax.vmap(self.mode, in_axes=(None, None, 0, 0)))
         self.look = jax.jit(self._look)
 
     def _trace(self, given: Given, values: dict[str, Array], items: Array, mask: Array) -> Any:
-        users, kwargs = jnp.zeros(1, int), {**given.arrays, **self.options}
+        users, setting = jnp.zeros(1, int), given.setting
         batch = InBatch(None, self.program.plate, users, {})
         with trace() as sites, seed(rng_seed=0), substitute(data={**given.params, **values}), batch:
-            self.program.model(users, items[None], mask[None], of_each(given.carry, 1), **kwargs)
+            self.program.model(users, items[None], mask[None], of_each(setting.carry, 1), **setting.kwargs)
         return sites
 
     def _latent_site(self, given: Given, caller: str) -> tuple[str, tuple[int, ...]]:

@@ -73,11 +73,10 @@ class Program(Scoring):
         self.optim, self.loss, self.has_carry = optim, loss, chunk is not None
         # not with an autoguide, which keeps arrays of its first call
         self._compiles_init = guide is None
-        static = ("setting",)
         self.run_chunks: Callable[..., tuple[Parameters, Array, Array, Array]] = jax.jit(
-            self._run_chunks, static_argnames=("width", *static), donate_argnums=0
+            self._run_chunks, static_argnames="width", donate_argnums=0
         )
-        self.run_rows = jax.jit(self._run_rows, static_argnames=static, donate_argnums=0)
+        self.run_rows = jax.jit(self._run_rows, donate_argnums=0)
 
     def init(
         self,
@@ -207,13 +206,12 @@ class Program(Scoring):
         rate: Array | float,
         users: Array,
         data: tuple[object, ...],
-        arrays: Mapping[str, object],
         setting: Setting,
     ) -> tuple[Parameters, Array, Array, Array]:
         """One step on some rows: parameters, key, loss, and whether it was finite; what was not is not taken."""
         batch = parameters.take(users)
-        args, kwargs = jax.tree.map(lambda x: x[users], data), {**arrays, **setting.options}
-        new, key, loss, _, good = self._update(batch, key, rate, users, args, kwargs)
+        args = jax.tree.map(lambda x: x[users], data)
+        new, key, loss, _, good = self._update(batch, key, rate, users, args, setting.kwargs)
         new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, batch)
         return parameters.put(users, new), key, jnp.where(good, loss, 0.0), good
 
@@ -225,19 +223,17 @@ class Program(Scoring):
         users: Array,
         num_chunks: Array,
         events: Events,
-        carry: object,
-        arrays: Mapping[str, object],
+        setting: Setting,
         log_proposal: Array | None = None,
         *,
         width: int,
-        setting: Setting,
     ) -> tuple[Parameters, Array, Array, Array]:
         """One step for each chunk of some users, in order; from the first that is not finite on nothing is taken.
 
         :param log_proposal: of candidates for the softmax, where these stand for all items.
         """
         start, length = jnp.asarray(events.starts)[users], jnp.asarray(events.lengths)[users]
-        kwargs = {**arrays, **setting.options}
+        kwargs = setting.kwargs
 
         def body(number: Array, value: Any) -> Any:
             batch, key, carry, total, good = value
@@ -255,7 +251,7 @@ class Program(Scoring):
             new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, batch)
             return new, key, carry, total + jnp.where(good, loss, 0.0), good
 
-        carry = of_each(carry, users.shape[0])
+        carry = of_each(setting.carry, users.shape[0])
         initial = (parameters.take(users), key, carry, jnp.zeros(()), jnp.array(True))
         batch, key, _, total, good = lax.fori_loop(0, num_chunks, body, initial)
         return parameters.put(users, batch), key, total, good

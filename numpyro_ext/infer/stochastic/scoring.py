@@ -36,10 +36,9 @@ class Scoring:
     ) -> None:
         self.model, self.plate, self.chunk, self.has_guide = model, plate, chunk, guide is not None
         self.guide = guide if guide is not None else lambda *args, **kwargs: None
-        static = ("width", "setting")
-        self.score = jax.jit(self._score, static_argnames=static, donate_argnums=0)
-        self.states = jax.jit(self._states, static_argnames="setting", donate_argnums=0)
-        self.next_logits = jax.jit(self._next_logits, static_argnames=static)
+        self.score = jax.jit(self._score, static_argnames="width", donate_argnums=0)
+        self.states = jax.jit(self._states, donate_argnums=0)
+        self.next_logits = jax.jit(self._next_logits, static_argnames="width")
 
     def event_scores(
         self, values: dict[str, Array], key: Array, events: Events, batch_size: int, setting: Setting
@@ -52,18 +51,7 @@ class Scoring:
         """
         on_device, scores = Events(*map(jnp.asarray, events)), jnp.zeros(np.size(events.items))
         for users, width, num_chunks in self._batches(events, batch_size):
-            scores = self.score(
-                scores,
-                values,
-                key,
-                users,
-                num_chunks,
-                on_device,
-                setting.carry,
-                setting.arrays,
-                width=width,
-                setting=setting,
-            )
+            scores = self.score(scores, values, key, users, num_chunks, on_device, setting, width)
         return np.asarray(scores, float)
 
     def event_states(
@@ -86,19 +74,8 @@ class Scoring:
         size = sum(np.size(leaf) for leaf in jax.tree.leaves(setting.carry))
         states, place = jnp.zeros((int(number.sum()), size)), np.cumsum(number) - number - first
         for users, width, num_chunks in self._batches(events, batch_size):
-            states = self.states(
-                states,
-                values,
-                key,
-                users,
-                width * num_chunks,
-                on_device,
-                jnp.asarray(first),
-                jnp.asarray(place),
-                setting.carry,
-                setting.arrays,
-                setting=setting,
-            )
+            given = (values, key, users, width * num_chunks, on_device, jnp.asarray(first), jnp.asarray(place))
+            states = self.states(states, *given, setting)
         return np.asarray(states, float)
 
     def _batches(self, events: Events, batch_size: int) -> Iterator[tuple[np.ndarray, int, int]]:
@@ -137,14 +114,12 @@ class Scoring:
         users: Array,
         num_chunks: Array,
         events: Events,
-        carry: object,
-        arrays: Mapping[str, object],
-        width: int,
         setting: Setting,
+        width: int,
     ) -> Array:
         """Write the log probability of each event given those before it into ``scores``; users of -1 are nobody."""
         users, start, length = _own_events(events, users)
-        rows, kwargs = self._rows_of(values, users), {**arrays, **setting.options}
+        rows, kwargs = self._rows_of(values, users), setting.kwargs
 
         def body(number: Array, value: Any) -> Any:
             carry, scores = value
@@ -161,7 +136,7 @@ class Scoring:
                 total += log_prob.astype(scores.dtype)
             return carry, scores.at[jnp.where(mask, index, scores.size)].set(total, mode="drop")
 
-        return lax.fori_loop(0, num_chunks, body, (of_each(carry, users.shape[0]), scores))[1]
+        return lax.fori_loop(0, num_chunks, body, (of_each(setting.carry, users.shape[0]), scores))[1]
 
     def _states(
         self,
@@ -173,13 +148,11 @@ class Scoring:
         events: Events,
         first: Array,
         place: Array,
-        carry: object,
-        arrays: Mapping[str, object],
         setting: Setting,
     ) -> Array:
         """Write the carry before each event of some users, flat, into ``states`` at ``place[user]`` plus its number."""
         users, start, length = _own_events(events, users)
-        rows, kwargs = self._rows_of(values, users), {**arrays, **setting.options}
+        rows, kwargs = self._rows_of(values, users), setting.kwargs
 
         def body(number: Array, value: Any) -> Any:
             carry, states = value
@@ -190,7 +163,7 @@ class Scoring:
             items, mask, _ = chunk_of(events, start, length, number, 1)
             return self._seen(rows, key, users, (items, mask, carry), kwargs)[1], states
 
-        return lax.fori_loop(0, num_events, body, (of_each(carry, users.shape[0]), states))[1]
+        return lax.fori_loop(0, num_events, body, (of_each(setting.carry, users.shape[0]), states))[1]
 
     def _next_logits(
         self,
@@ -199,13 +172,11 @@ class Scoring:
         user: Array,
         length: Array,
         items: Array,
-        carry: object,
-        arrays: Mapping[str, object],
-        width: int,
         setting: Setting,
+        width: int,
     ) -> Array:
         """Log probabilities of all items after the first ``length`` of ``items``, which has one cell more at least."""
-        users, kwargs = user[None], {**arrays, **setting.options}
+        users, kwargs = user[None], setting.kwargs
         rows = self._rows_of(values, users)
         events, start = Events(items, jnp.zeros(1, int), length[None]), jnp.zeros(1, int)
 
@@ -214,7 +185,7 @@ class Scoring:
             return self._seen(rows, key, users, (chunk, mask, carry), kwargs)[1]
 
         last = length // width
-        carry = lax.fori_loop(0, last, body, of_each(carry, 1))
+        carry = lax.fori_loop(0, last, body, of_each(setting.carry, 1))
         chunk, mask, _ = chunk_of(events, start, length[None] + 1, last, width)
         seen, _ = self._seen(rows, key, users, (chunk, mask, carry), kwargs)
         return jax.nn.log_softmax(logits_of(seen, width)[0, length % width])

@@ -104,25 +104,13 @@ class Training:
         return self.source.batches(self.batch_size, jax.random.uniform(key, (2 * self.source.num_rows,)))
 
     def _step(self, batch: Batch) -> bool:
-        state, setting, users = self.state, self.setting, jnp.asarray(batch.users)
+        state = self.state
+        start = (state.parameters, state.key, state.rate, jnp.asarray(batch.users))
         if isinstance(self.source, Sequences):
-            parameters, key, loss, good = self.program.run_chunks(
-                state.parameters,
-                state.key,
-                state.rate,
-                users,
-                batch.num_chunks,
-                self.source.events,
-                setting.carry,
-                setting.arrays,
-                **self._proposal,
-                width=batch.width,
-                setting=setting,
-            )
+            given = (*start, batch.num_chunks, self.source.events, self.setting)
+            parameters, key, loss, good = self.program.run_chunks(*given, **self._proposal, width=batch.width)
         else:
-            parameters, key, loss, good = self.program.run_rows(
-                state.parameters, state.key, state.rate, users, self.source.data, setting.arrays, setting=setting
-            )
+            parameters, key, loss, good = self.program.run_rows(*start, self.source.data, self.setting)
         self.state = state._replace(
             parameters=parameters,
             key=key,
