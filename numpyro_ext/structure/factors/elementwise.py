@@ -55,8 +55,7 @@ class ElementwiseFactor(ByContent):
         *,
         pairs: Pairs | None = None,
     ) -> None:
-        program = questions.program
-        self.program, self.traced = program, traced
+        program, self.traced = questions.program, traced
         self.varying = [t for t in terms if degrees.of(t.atom) != Degree.CONSTANT]
         self.fixed = [t for t in terms if degrees.of(t.atom) == Degree.CONSTANT]
         atoms = [t.atom for t in self.varying]
@@ -87,6 +86,7 @@ class ElementwiseFactor(ByContent):
         # Each predictor of the factors is one of the values, element by element, or all of them are looked up.
         is_in_order = _is_identity(self.predictors.T.reshape(-1), num_elements)
         self._places = None if is_in_order else questions.carry(self.predictors.astype(np.int32))
+        self.program = questions.program  # with what was carried
         scalars = [a for t in terms for a, _ in t.scalars]
         wanted = [*atoms, *scalars, *self._modifiers]
         looked_up = [n for n in (*self._targets, self._places) if n is not None]

@@ -65,7 +65,7 @@ class TracedModel(Shown):
         self._prior = prior
         free, sizes = self._free_sites(), {n: sites[n].num_unknowns for n in self.field}
         self.changing = call.changing_values()
-        self._program, self._trace, arguments = self._traced(call)
+        program, self._trace, arguments = self._traced(call)
         self._trace = self._trace.in_order(sites)
         for name, atom in self._trace.values.items():
             if not isinstance(atom, Atom):
@@ -74,16 +74,16 @@ class TracedModel(Shown):
                     "a site of each of its arrays, or stack them.",
                     site=name,
                 )
-        inputs, self._given, changing = jax.tree.unflatten(jax.tree.structure(arguments), self._program.inputs)
+        inputs, self._given, changing = jax.tree.unflatten(jax.tree.structure(arguments), program.inputs)
         given = arguments[1]
         if self.changing:
-            self._program.take_as_data(jax.tree.leaves(changing), jax.tree.leaves(self.changing))
+            leaves = jax.tree.leaves(changing), jax.tree.leaves(self.changing)
+            program = program.with_inputs_as_data(*leaves, may_change=True)
             check_supports(call, sites, list(given))
         self._field = {n: (inputs[n], sizes[n]) for n in self.field}
         ends = dict(zip(self.field, np.cumsum(list(sizes.values())).tolist(), strict=True))
         self._columns = {n: slice(end - sizes[n], end) for n, end in ends.items()}
-        self._questions = Questions(self._program, self._program.data)
-        self._program = self._questions.program
+        self._questions = Questions(program, program.data)
         self.data: Sequence[Any] = self._questions.data
         self.predictive = unused_sites(self._program, self._trace, self._given, free)
         self._left_out = _LeftOut({n: sites[n].init for n in self.predictive})
@@ -105,6 +105,11 @@ class TracedModel(Shown):
         unknowns = {n: jax.tree.leaves(self._given[n])[0] for n in self.hyper} | {n: inputs[n] for n in self.field}
         self._indexed = unknowns | values
         self._check_indices(self._questions, {})
+
+    @property
+    def _program(self) -> Program:
+        """The program without its data, and with what is carried beside these."""
+        return self._questions.program
 
     def _free_sites(self) -> list[SiteInfo]:
         return [s for s in self.sites.values() if s.kind in ("latent", "param") and s.name not in self.field]
@@ -143,7 +148,6 @@ class TracedModel(Shown):
         if program.fingerprint() != self._program.fingerprint():
             return None
         out._questions = Questions(program, program.data)
-        out._program = out._questions.program
         if not self._questions.are_answered_alike(out._questions):
             return None
         out.data, out._left_out = out._questions.data, _LeftOut({n: sites[n].init for n in out.predictive})

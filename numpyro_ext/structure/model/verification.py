@@ -226,7 +226,7 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
     asked = "log density", reading.predictive
     program, output = make_or_derive(recording, asked, reference, shapes, reading.changing, left_out)
     others = jax.tree.leaves((reading.changing, left_out))
-    program.take_as_data(program.inputs[len(jax.tree.leaves(shapes)) :], others)
+    program = program.with_inputs_as_data(program.inputs[len(jax.tree.leaves(shapes)) :], others)
     is_small = holds_little((reading.data, program.data))
     key = reading.structure, program.fingerprint()
     return shared(_both_densities, reading, program, output, is_small), program.data, key

@@ -101,7 +101,7 @@ class Program:
                 found = selected_before(self, which, cases, apply_equation)
                 results = self._assign(eqn, inputs) if found is None else (found,)
             elif inner is not None:
-                consts = tuple(self.embed(c) for c in inner.consts)
+                consts = tuple(self._embed(c) for c in inner.consts)
                 inner_env = dict(zip((*inner.jaxpr.invars, *inner.jaxpr.constvars), (*inputs, *consts), strict=True))
                 results = self._inline(inner.jaxpr, inner_env)
             else:
@@ -139,7 +139,7 @@ class Program:
         atoms, structure = jax.tree.flatten(args, is_leaf=lambda leaf: isinstance(leaf, Constant))
         examples = [jax.typeof(a.value) if isinstance(a, Constant) else self.avals[a] for a in atoms]
         closed = jax.make_jaxpr(lambda *leaves: function(*jax.tree.unflatten(structure, leaves)))(*examples)
-        constants = [self.embed(c) for c in closed.consts]
+        constants = [self._embed(c) for c in closed.consts]
         env: dict[Any, Atom] = dict(
             zip((*closed.jaxpr.invars, *closed.jaxpr.constvars), (*atoms, *constants), strict=True)
         )
@@ -150,17 +150,12 @@ class Program:
             -len(closed.jaxpr.outvars) :
         ]
 
-    def embed(self, value: object) -> int:
+    def _embed(self, value: object) -> int:
         """Take an array for data of the program, such as the constants of an inner call, so that no array hides in an
         equation: the number of its value."""
-        self.data += (value,)
-        return self.add_constant(jax.typeof(value))
-
-    def add_constant(self, aval: Any) -> int:
-        """Add an array of this shape and dtype to the data that the program takes: the number of its value."""
-        number = self._new(aval)
-        self._fingerprint = None
+        number = self._new(jax.typeof(value))
         self.constants += (number,)
+        self.data += (value,)
         return number
 
     def _assign(self, eqn: Any, inputs: tuple[Atom, ...]) -> tuple[int, ...]:
@@ -188,33 +183,42 @@ class Program:
         self.data = tuple(d for _, d in kept)
         self.recurrences = [n for n in dict.fromkeys(self.recurrences) if n in self.defined_by]
 
-    def take_as_data(self, inputs: Sequence[int], values: Sequence[object]) -> None:
-        """Take some of the inputs for data with these values, which may become others: see :attr:`changing`."""
-        if not inputs:
-            return
-        self._fingerprint = None
-        self.inputs = tuple(number for number in self.inputs if number not in inputs)
-        self.constants = (*inputs, *self.constants)
-        self.data = (*values, *self.data)
-        self.changing = frozenset(inputs)
+    def with_inputs_as_data(
+        self, inputs: Sequence[int], values: Sequence[object], *, may_change: bool = False
+    ) -> Program:
+        """The same program with some of the inputs among its data.
 
-    def close_over(self, inputs: Sequence[int], values: Sequence[object]) -> None:
-        """Take some of the inputs for data, as if the function had closed over these values, if it uses them."""
+        :param values: of these inputs; where these may become others, all are kept, also those of no use, and nothing
+            is decided by them.
+        """
         used = {a for eqn in self.equations for a in eqn.inputs if isinstance(a, int)} | set(self.outputs)
-        self._fingerprint = None
-        pairs = [(number, value) for number, value in zip(inputs, values, strict=True) if number in used]
-        self.inputs = tuple(number for number in self.inputs if number not in inputs)
-        self.constants = (*(number for number, _ in pairs), *self.constants)
-        self.data = (*(value for _, value in pairs), *self.data)
+        pairs = [pair for pair in zip(inputs, values, strict=True) if may_change or pair[0] in used]
+        return self.replace(
+            inputs=tuple(number for number in self.inputs if number not in inputs),
+            constants=(*(number for number, _ in pairs), *self.constants),
+            data=(*(value for _, value in pairs), *self.data),
+            changing=frozenset(inputs) if may_change else self.changing,
+        )
+
+    def with_constant(self, aval: Any) -> tuple[Program, int]:
+        """The same program with an array of this shape and dtype among the data that it takes; and its number."""
+        number = len(self.avals)
+        return self.replace(avals=[*self.avals, aval], constants=(*self.constants, number)), number
 
     def with_data(self, data: Iterable[Any]) -> Program:
-        """The same program on other data; what is added to one is not in the other."""
+        """The same program on other data."""
+        return self.replace(data=tuple(data))
+
+    def replace(self, **changes: Any) -> Program:
+        """The same program with other attributes."""
         out = copy.copy(self)
-        out.avals, out.data = list(self.avals), tuple(data)
+        vars(out).update(changes)
+        if not changes.keys() <= {"data", "literals", "as_written"}:
+            out._fingerprint = None
         return out
 
-    def take_changing_literals_as_data(self) -> None:
-        """Put numbers among the data that have been others in a program like this one; see :mod:`.literals`."""
+    def with_changing_literals(self) -> Program:
+        """The same program with numbers among its data that have been others in one like it; see :mod:`.literals`."""
 
         def is_number(primitive: str, atom: Atom) -> bool:
             return isinstance(atom, Constant) and primitive in ELEMENTWISE and jnp.issubdtype(atom.dtype, jnp.floating)
@@ -229,20 +233,29 @@ class Program:
         header = tuple(_text(self.avals[n]) for n in (*self.inputs, *self.constants))
         changing = changing_literals((header, self.inputs, bodies), [a.value for a in numbers])  # type: ignore[union-attr]
         if not changing.any():
-            return
-        is_changing, num_before, self._fingerprint = iter(changing.tolist()), len(self.constants), None
+            return self
+        is_changing, first, values = iter(changing.tolist()), len(self.avals), list[np.ndarray]()
 
         def moved(primitive: str, atom: Atom) -> Atom:
             if not is_number(primitive, atom) or not next(is_changing):
                 return atom
-            return self.embed(np.asarray(atom.value, atom.dtype))  # type: ignore[union-attr]
+            values.append(np.asarray(atom.value, atom.dtype))  # type: ignore[union-attr]
+            return first + len(values) - 1
 
-        for index, eqn in enumerate(self.equations):
+        def with_moved(eqn: Equation) -> Equation:
             inputs = tuple(moved(eqn.primitive.name, a) for a in eqn.inputs)
-            key = (*eqn.key[:2], tuple(atom_key(a) for a in inputs))
-            self.equations[index] = eqn._replace(inputs=inputs, key=key)
-        self.outputs = tuple(moved("copy", a) for a in self.outputs)
-        self.literals = frozenset(self.constants[num_before:])
+            return eqn._replace(inputs=inputs, key=(*eqn.key[:2], tuple(atom_key(a) for a in inputs)))
+
+        equations, outputs = [with_moved(eqn) for eqn in self.equations], tuple(moved("copy", a) for a in self.outputs)
+        places = range(first, first + len(values))
+        return self.replace(
+            avals=[*self.avals, *map(jax.typeof, values)],
+            equations=equations,
+            outputs=outputs,
+            constants=(*self.constants, *places),
+            data=(*self.data, *values),
+            literals=frozenset(places),
+        )
 
     @property
     def content_key(self) -> Fingerprint:
@@ -346,7 +359,7 @@ def make_program(function: Any, *args: Any, num_unknowns: int = 0, keep_literals
         closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
         program = Program(closed, num_unknowns)
         if not keep_literals:
-            program.take_changing_literals_as_data()
+            program = program.with_changing_literals()
     return program, jax.tree.unflatten(jax.tree.structure(out_shape), program.outputs)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,14 +31,16 @@ class Questions:
     ([2, 1], None)
     """
 
-    content_key: ClassVar[None] = None
-    """Equal for all: answers depend on data, and the structures that they decide are compared themselves."""
-
     def __init__(self, program: Program, data: Sequence[object] = (), known: Mapping[int, object] | None = None):
         self.program, self.data = program.with_data(()), tuple(data)
         pairs = zip(program.constants, data, strict=False)  # fewer, where they are in ``known``
         self._known = {number: value for number, value in pairs if number not in program.changing} | dict(known or {})
         self._answers: dict[tuple[int, bool], tuple[Any, ...]] = {}
+
+    @property
+    def content_key(self) -> Hashable:
+        """That of the program. Answers depend on data; what they decide is compared where it is kept."""
+        return self.program.content_key
 
     @property
     def values(self) -> dict[int, object]:
@@ -64,7 +66,7 @@ class Questions:
     def carry(self, value: np.ndarray) -> int:
         """Take an array that was found in the data for data of the program, so that other arrays of its shape run the
         same compiled programs: the number of its value."""
-        number = self.program.add_constant(jax.typeof(value))
+        self.program, number = self.program.with_constant(jax.typeof(value))
         self.data = (*self.data, value)
         self._known[number] = value
         return number

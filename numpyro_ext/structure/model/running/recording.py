@@ -264,13 +264,13 @@ class Recording:
         def make() -> _Derived:
             program, output = make_program(whole, *args, self.data, num_unknowns=num_unknowns)
             inputs = program.inputs[len(program.inputs) - len(self.data) :]
-            program.close_over(inputs, self.data)
+            program = program.with_inputs_as_data(inputs, self.data)
             places = {number: place for place, number in enumerate(inputs)}
             origins = tuple(places.get(number) for number in program.constants)
             own = tuple(None if o is not None else d for o, d in zip(origins, program.data, strict=True))
             pairs = zip(program.constants, origins, strict=True)
-            program.literals |= {n for n, o in pairs if o is not None and o in self._literals}
-            return _Derived(program.with_data(()), output, origins, own, self._families)
+            literals = program.literals | {n for n, o in pairs if o is not None and o in self._literals}
+            return _Derived(program.replace(data=(), literals=literals), output, origins, own, self._families)
 
         if self.key is None:
             found = make()
@@ -283,7 +283,7 @@ class Recording:
         data = [own if o is None else self.data[o] for o, own in zip(found.origins, found.own, strict=True)]
         program = found.program.with_data(data)
         if self._written is not None:
-            program.as_written = (key, self._written)
+            program = program.replace(as_written=(key, self._written))
         return program, found.output
 
     def _at(
