@@ -1,35 +1,18 @@
-"""EM over minibatches of users: averages of posterior moments in the place of sums over all users.
-
-Cappé and Moulines (2009), *Online Expectation-Maximization Algorithm for Latent Data Models*.
-"""
+"""EM over minibatches of users: averages of posterior moments in the place of sums over all users."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import numpy as np
-from jax import Array
 
-from .component_analysis import UtilityMoments, moments_of_utilities, step_to_moments
+from ..front.running.averages import Averages
+from .component_analysis import moments_of_utilities, step_to_moments
 from .pairs import UserBatch
 from .user_inference import SharedPrior
 
 __all__ = ["parts_of_batches", "prior_after_pass"]
-
-# Weight of the t-th minibatch: (1 + t)^-0.6. Sums of the weights diverge, those of their squares do not.
-_DECAY = 0.6
-
-
-class Averages(NamedTuple):
-    """Averages over the users seen so far."""
-
-    moments: UtilityMoments
-    weight: float
-    """Users behind them."""
-    num_batches: int
-    """Minibatches so far."""
 
 
 def parts_of_batches(
@@ -66,7 +49,7 @@ def prior_after_pass(
 
     :param infer: the E-step of some users under a prior.
     :param parts: the minibatches.
-    :param averages: from the pass before.
+    :param averages: moments of utilities from the pass before.
     :param num_absent: users without pairs for each minibatch: they have the moments of the prior.
     :param bool free: whether the covariance has no structure.
     :param bool learn_mean: whether the mean of utilities is learned.
@@ -81,17 +64,7 @@ def prior_after_pass(
             return prior, averages, np.nan
         weight = sum(int(np.sum(np.asarray(batch.users) >= 0)) for batch in batches) + num_absent
         new = moments_of_utilities(prior, expected.shift / weight, expected.curvature / weight)
-        if averages is None:
-            averages = Averages(new, weight, 1)
-        else:
-            rate = (1.0 + averages.num_batches) ** -_DECAY
-            mixed = (1.0 - rate) * averages.weight + rate * weight
-            averages = Averages(_mix(averages.moments, new, rate * weight / mixed), mixed, averages.num_batches + 1)
-        prior = step_to_moments(prior, averages.moments, free=free, learn_mean=learn_mean)
+        averages = Averages.after(averages, new, weight)
+        prior = step_to_moments(prior, averages.values, free=free, learn_mean=learn_mean)
         total += expected.objective
     return prior, averages, total
-
-
-@jax.jit
-def _mix(old: UtilityMoments, new: UtilityMoments, share: Array) -> UtilityMoments:
-    return jax.tree.map(lambda x, y: x + share * (y - x), old, new)

@@ -1,7 +1,4 @@
-r"""Variational EM for rows in minibatches: averaged statistics in place of sums over all rows.
-
-Cappé and Moulines (2009), *Online Expectation-Maximization Algorithm for Latent Data Models*.
-"""
+"""Variational EM for rows in minibatches: averaged statistics in place of sums over all rows."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
+from ..front.running.averages import Averages
 from ..front.running.progress import progress_bar
 from .expectation import expectation_step, initial_posteriors
 from .maximisation import (
@@ -29,14 +27,10 @@ from .posteriors import LatentGaussianRows
 
 __all__ = ["fit_in_batches"]
 
-# Weight of the t-th batch: (1 + t)^-0.6. Sums of the weights diverge, those of their squares do not.
-_DECAY = 0.6
 
+class _Statistics(NamedTuple):
+    """Statistics per unit of weight."""
 
-class _Averages(NamedTuple):
-    """Per unit of weight."""
-
-    weight: Array
     mean: Array
     second: Array
     """Second moment of the latent variables, shape ``(L, L)``."""
@@ -75,24 +69,21 @@ def fit_in_batches(
     """
     num_batches = rows.num_rows // batch_size
     total = jnp.sum(rows.weights)
-    averages: _Averages | None = None
-    count = 0
+    averages: Averages | None = None
     with progress_bar(num_passes * num_batches, "variational_em", enabled=show_progress) as bar:
         for key in random.split(rng_key, num_passes):
             order = np.asarray(random.permutation(key, rows.num_rows))[: num_batches * batch_size]
             for chosen in order.reshape(num_batches, batch_size):
-                rate = jnp.asarray((1.0 + count) ** -_DECAY, rows.mean.dtype)
-                batch = rows.take(jnp.asarray(chosen))
-                new = _statistics(batch, num_expectation_steps)
-                averages = new if averages is None else _mix(averages, new, rate)
-                rows = _maximise(rows, averages, total, learn, loading_scale)
-                count += 1
+                found = _statistics(rows.take(jnp.asarray(chosen)), num_expectation_steps)
+                averages = Averages.after(averages, *found)
+                rows = _maximise(rows, averages.values, total, learn, loading_scale)
                 bar.update()
     return rows
 
 
 @partial(jax.jit, static_argnames="num_steps")
-def _statistics(batch: LatentGaussianRows, num_steps: int) -> _Averages:
+def _statistics(batch: LatentGaussianRows, num_steps: int) -> tuple[_Statistics, Array]:
+    """Statistics of a batch, and its weight."""
     posteriors = expectation_step(batch, initial_posteriors(batch), num_steps=num_steps)
     weight = jnp.sum(batch.weights)
     share = batch.weights / weight
@@ -104,20 +95,13 @@ def _statistics(batch: LatentGaussianRows, num_steps: int) -> _Averages:
         wanted = part.gradient + jnp.einsum("ckjlm,cjm->ckl", part.gram, now)
         columns.append(ColumnStatistics(part.gram / weight, wanted / weight, part.value / weight))
     noise = jax.tree.map(lambda x: x / weight, residual_sums(batch, posteriors))
-    return _Averages(weight, share @ posteriors.mean, second, columns, noise)
-
-
-@jax.jit
-def _mix(old: _Averages, new: _Averages, rate: Array) -> _Averages:
-    # A batch of light rows says less.
-    rate = rate * new.weight / ((1.0 - rate) * old.weight + rate * new.weight)
-    return jax.tree.map(lambda x, y: x + rate * (y - x), old, new)
+    return _Statistics(share @ posteriors.mean, second, columns, noise), weight
 
 
 @partial(jax.jit, static_argnames=("learn", "loading_scale"))
 def _maximise(
     rows: LatentGaussianRows,
-    averages: _Averages,
+    averages: _Statistics,
     total: Array,
     learn: tuple[Parameter, ...],
     loading_scale: float | None,
