@@ -69,6 +69,30 @@ def exact(study):
     return {name: [{"ways": ways}], failed: [{"failed": "ValueError: no"}]}
 
 
+def spreads(study):
+    reference = {"b": {"mean": 1.0, "sd": 2.0, "mean_error": 0.1, "sd_error": 0.02}}
+    chains = {"seconds": 9.0, "divergent": 3, "moments": reference}
+    ours = some("first", "next", "evidence", converged=False, messages=["no"], distinct=7)
+    ours["moments"] = {"b": {"mean": 2.0, "sd": 1.0}}
+    return {"near separation": [ours], "near separation by NUTS": [chains]}
+
+
+def two_predictors(study):
+    name = "the same by `numpyro.factor`"
+    ours, chains = ([rows[0] | {"load": 2.0}] for rows in spreads(study).values())
+    return {f"{name}, EP": ours, "Weibull, effects on shape and scale by NUTS": chains}
+
+
+def crossed(study):
+    row = {"first": 9.0, "next": 1.0, "predict": 0.5, "memory": 0.4, "converged": True, "moments": [[0.3, 0.02]]}
+    return {"5000, logistic, Laplace": [row]}
+
+
+def quadrature(study):
+    row = some("first", "next", "floor", log_likelihood=-2466.5534, nodes=73, evaluations=19, converged=True)
+    return {"LSAT6, 2PL": [row]}
+
+
 STUDIES = {
     "preferences.elicitation": (elicitation, "| synthetic | alone | 2 | 0.500 ± 0.0000 | 0.400 ± 0.0000 |"),
     "preferences.models": (models, "Maximum at log lengths in {0, 0.5}"),
@@ -77,6 +101,13 @@ STUDIES = {
     "items.coverage": (lambda _: {kind: [ranks("trait")] * 2 for kind in ("points",)}, "10 fitted, 0 not converged"),
     "evidence.calibration": (lambda _: {"preferences": [ranks("own")]}, "| `preferences` | `own` (3) |"),
     "evidence.exact": (exact, "as written (0.5)."),
+    "evidence.spreads": (spreads, "| 0.50 ± 0.02 (b) | +0.50 ± 0.05 (b) |"),
+    "evidence.two_predictors": (two_predictors, "by `numpyro.factor`, EP: It has not converged."),
+    "runs.crossed": (
+        crossed,
+        "| 9.0 | 1.0 | 8 / 1.5 | lme4 0.6, glmmTMB 1.5, GPBoost 0.8 | 0.5 | 0.40 | yes | 0.300 ± 0.020 |",
+    ),
+    "items.quadrature": (quadrature, "| -2466.5534 | +1.0e-01 | yes |"),
 }
 
 
