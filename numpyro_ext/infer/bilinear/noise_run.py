@@ -213,7 +213,6 @@ class NoiseRun(BilinearRun):
         return {**super().hyper, **{n: self.hyper_posterior[n] for n in self.space.names}}
 
     def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
-        """Draws of all sites but the observed ones, and the log density of each."""
         number = self.num_samples if num_samples is None else num_samples
         reading, fixed, names = self.reading, self.fit.hyper, self.space.names
         rows, columns = self.blocks

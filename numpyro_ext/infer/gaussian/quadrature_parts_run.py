@@ -130,7 +130,6 @@ class MembersRun(QuadratureRun):
 
     @cached_property
     def posterior(self) -> PosteriorSites:
-        """Marginals by name, for every field site and every deterministic site affine in the field."""
         reading = self.judged
 
         def site(name: str) -> NodeSite:

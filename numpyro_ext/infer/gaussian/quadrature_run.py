@@ -191,5 +191,4 @@ class IntegratedQuadratureRun(_NodeAnswers, IntegratedRun):
 
     @cached_property
     def posterior(self) -> PosteriorSites:
-        """Mixtures over the design by name, for every field site and every deterministic site affine in the field."""
         return super().posterior.changed(lambda site: _node_site(site, site._sample))

@@ -77,12 +77,10 @@ class GaussianRun(FinishedRun):
 
     @property
     def is_lower_bound(self) -> bool:
-        """True if the log evidence cannot exceed the exact one."""
         return self.algorithm.is_lower_bound
 
     @property
     def judged(self) -> LatentGaussianReading:
-        """The reading by which the end of the run is judged."""
         return self.reading
 
     def describe(self) -> str:

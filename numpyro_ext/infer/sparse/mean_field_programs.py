@@ -146,7 +146,6 @@ class MeanFieldPrograms(SparsePrograms):
         return gram_diagonal(precision.operator, precision.noise_variance, self.options.solver == "diagonal")
 
     def has_exact_variance(self, name: str) -> bool:
-        """True if the variance of a site is computed without draws."""
         solver = self.options.solver
         return solver == "dense" or (solver == "diagonal" and (self._is_small or self._reading.is_selection(name)))
 

@@ -314,7 +314,6 @@ class BilinearReading(BilinearForms):
         return "common to all cells" if name in self.common_sites else super()._role_of(name)
 
     def describe(self) -> str:
-        """The split and what was recognised, one line each."""
         lines = self._describe_sites()
         for what, names, elements in zip(("rows", "columns"), self.sides, self.elements, strict=True):
             num, size = elements.shape

@@ -176,7 +176,6 @@ class LatentGaussianReading(ModelReading):
 
     @property
     def num_closed_forms(self) -> int:
-        """Number of families of factors with closed forms."""
         return sum(plan.is_closed_form for plan in self.plans)
 
     @property
@@ -190,7 +189,6 @@ class LatentGaussianReading(ModelReading):
 
     @property
     def unknown_pairs(self) -> frozenset[str]:
-        """Observed sites whose factors are of two predictors and no known family: slow, often of several modes."""
         pairs = [p for p in self.plans if not p.is_recognised and p.rows_per_observation > 1]
         return frozenset(p.name for p in pairs if not p.is_closed_form)
 
@@ -374,7 +372,6 @@ class LatentGaussianReading(ModelReading):
         super().explain_nan()
 
     def describe(self) -> str:
-        """The split and what was recognised, one line each."""
         lines = self._describe_sites()
         lines += [f"factor: {p.name} {p.shape} ({p.label})" for p in self.plans]
         blocks, width, *border = self._block_shape

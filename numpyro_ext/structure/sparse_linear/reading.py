@@ -247,7 +247,6 @@ class SparseLinearReading(ModelReading):
         super().explain_nan()
 
     def describe(self) -> str:
-        """The split and what was recognised, one line each."""
         lines = self._describe_sites()
         for name, rows, shape in zip(self.factor_names, self.rows, self.factor_shapes, strict=True):
             lines.append(f"observed: {name}, {rows.size} of {int(np.prod(shape))} elements in use")

@@ -265,10 +265,6 @@ class LargeSite(SitePosterior):
         self._part = part
 
     def part(self, places: np.ndarray) -> SitePosterior:
-        """Some of the elements as a site of their own.
-
-        :param places: their numbers in C order, in the shape that the part is to have.
-        """
         return self._part(np.asarray(places))
 
 

@@ -178,7 +178,6 @@ class TreeRun(SparseRun[TreePrograms]):
         return "\n".join(lines)
 
     def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
-        """Equal shares of the draws from all members, in random order."""
         sites, log_density = super().draw(rng_key, num_samples)
         for name in sites.keys() & self.posterior.keys():
             site = self.posterior[name]
@@ -189,7 +188,6 @@ class TreeRun(SparseRun[TreePrograms]):
         return sites, log_density
 
     def content(self) -> Content:
-        """The outcome as plain containers."""
         is_learned = {id(member) for member in self.learned}
         shifted = [member.content() for member in self.members if id(member) not in is_learned]
         return {"tree": {"learned": [member.content() for member in self.learned], "shifted": shifted}}

@@ -236,7 +236,6 @@ class TreePrograms(SparsePrograms):
         return core.gaussian(self._reading.form(inputs.hyper, inputs.data), inputs.state)
 
     def has_exact_variance(self, name: str) -> bool:
-        """True if the variance of a site is computed without draws."""
         return (
             self._reading.num_columns <= LARGEST_DENSE or not self.options.is_exact or self._reading.is_selection(name)
         )

@@ -36,10 +36,6 @@ class _OnlyParallel(NotSequential):
     """A space, or a posterior in it, of too many unknowns for updates of single rows."""
 
     def sequential_row(self, i: int | Array) -> Array:
-        """Refused: updates by single rows need the dense covariance of all unknowns.
-
-        :raises ValueError: always.
-        """
         raise ValueError(
             "The sequential schedule needs the covariance of all unknowns, which sparse fields do not form: ask for "
             "schedule='parallel'."
