@@ -18,7 +18,6 @@ from ..conflict import Conflict, names_of
 from ..errors import ModelStructureError
 from ..program.degrees import Degree, Degrees, classify
 from ..program.equations import Atom, Constant
-from ..program.questions import Questions
 from .priors import colour
 from .self_comparisons import SelfComparisons, self_differences
 from .traced_model import TracedModel
@@ -120,7 +119,7 @@ class ModelReading(TracedModel, ABC):
             raise ModelStructureError(
                 f"the mask of observed site '{name}' depends on latent or param sites: masks must be known.", site=name
             )
-        return np.asarray(self._known_value(atom))
+        return self._known_value(atom)
 
     def equal_observations(self) -> dict[str, tuple[str, ...]]:
         """Observed sites of location and scale (Normal, Laplace, Student-t) whose values are all equal, as those are
@@ -167,8 +166,7 @@ class ModelReading(TracedModel, ABC):
     def self_comparisons(self) -> list[SelfComparisons]:
         """Observations in use that compare an unknown with itself and depend on nothing else; those of a continuous
         value may say something of its noise, and are not counted."""
-        known = dict(zip(self._program.constants, self.data, strict=False))  # also those that change
-        questions, found = Questions(self._program, known=known), []
+        questions, found = self._asking(self.data), []
         for name in self.observed_names:
             traced, shape = self._trace.factors[name], self._program.shape(self._trace.factors[name].log_prob)
             counts = traced.parameters.get("total_count", Constant(1))

@@ -172,18 +172,20 @@ class TracedModel(Shown):
         leaves = other_values(self.changing, arrays)
         data = (*leaves, *self.data[len(leaves) :])
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            known = dict(zip(self._program.constants, data, strict=False))
-            self._check_indices(Questions(self._program, known=known), arrays)
+            self._check_indices(self._asking(data), arrays)
         return data
 
     def _is_known(self, atom: Atom) -> bool:
         """True if a value of the program depends on nothing but data."""
         return not self._program.ancestors([atom]) & set(self._program.inputs)
 
-    def _known_value(self, atom: Atom) -> Array:
+    def _known_value(self, atom: Atom) -> np.ndarray:
         """A value of the program that depends on nothing but data."""
-        env = dict(zip(self._program.constants, self.data, strict=False))
-        return jnp.asarray(self._program.evaluate([atom], env)[0])
+        return np.asarray(self._asking(self.data).decide(atom))
+
+    def _asking(self, data: Sequence[object]) -> Questions:
+        """Questions about all data, those that may change too."""
+        return Questions(self._program, known=dict(zip(self._program.constants, data, strict=False)))
 
     def _hyper_behind(self, atoms: Sequence[Atom]) -> list[str]:
         """Names of the hyperparameters on which values of the program depend."""
