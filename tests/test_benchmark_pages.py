@@ -93,6 +93,11 @@ def quadrature(study):
     return {"LSAT6, 2PL": [row]}
 
 
+def ratings(study):
+    fits = [{"log_likelihood": -1.2, "error": 0.9, "seconds": 30.0, "load": 2.0}] * 2
+    return {"HOMF": [one | {"iterations": 40, "converged": True} for one in fits], "BMM": fits}
+
+
 STUDIES = {
     "preferences.elicitation": (elicitation, "| synthetic | alone | 2 | 0.500 ± 0.0000 | 0.400 ± 0.0000 |"),
     "preferences.models": (models, "Maximum at log lengths in {0, 0.5}"),
@@ -107,6 +112,7 @@ STUDIES = {
         crossed,
         "| 9.0 | 1.0 | 8 / 1.5 | lme4 0.6, glmmTMB 1.5, GPBoost 0.8 | 0.5 | 0.40 | yes | 0.300 ± 0.020 |",
     ),
+    "matrices.ratings": (ratings, "| BMM | 2 | -1.2000 ± 0.0000 | +0.0000 ± 0.0000 | -1.493 |"),
     "items.quadrature": (quadrature, "| -2466.5534 | +1.0e-01 | yes |"),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import BilinearVG, ranking_quality
 from numpyro_ext.models import binary_factorization, paired_symbols
 
-from ..harness import table_head, write_report
+from ..harness import blocks, cpu_seconds, table, write_report
 
 _NUM_COLUMNS, _NUM_ROWS, _RANK = 1000, 2000, 20
 
@@ -87,12 +87,9 @@ def sweep_seconds(model: Callable[..., None], args: tuple[Any, ...], **options: 
         engine = BilinearVG(
             model, progress_bar=False, num_restarts=0, num_steps=num_steps, tol=1e-15, num_samples=1, **options
         )
-        start = time.process_time()
-        engine.run(jax.random.key(0), *args, **kwargs)
-        return time.process_time() - start
+        return cpu_seconds(engine.run, jax.random.key(0), *args, **kwargs)[1]
 
-    first = run(1)
-    few, many = run(10), run(30)
+    first, few, many = run(1), run(10), run(30)
     return (many - few) / 20.0, first
 
 
@@ -109,18 +106,15 @@ def ratings_model(rows: Any, cols: Any, y: Any, num_rows: int, num_cols: int, ra
     numpyro.sample("y", dist.Normal((u[rows] * v[cols]).sum(-1) + b[rows] + g[cols] + level, noise), obs=y)
 
 
-def speeds() -> list[str]:
+def speeds() -> Iterator[Iterable[Any]]:
     """Rows of the table of sweeps."""
-    lines = []
     rows, cols, _, _ = transactions("bms-webview-2")
     num_rows = int(rows.max()) + 1
     sizes = {"num_rows": num_rows, "num_cols": _NUM_COLUMNS, "rank": _RANK}
     x = np.zeros((num_rows, _NUM_COLUMNS))
     x[rows, cols] = 1.0
     numpy_seconds = numpy_sweeps(x, _RANK, 3)
-    lines.append(
-        f"| NumPy, all {x.size} cells as a matrix | {numpy_seconds:.3f} | {1e6 * numpy_seconds / x.size:.2f} | |"
-    )
+    yield f"NumPy, all {x.size} cells as a matrix", f"{numpy_seconds:.3f}", f"{1e6 * numpy_seconds / x.size:.2f}", ""
     ones = (rows, cols, np.ones(rows.size, int))
     everything = (*np.divmod(np.arange(x.size), _NUM_COLUMNS), x.ravel().astype(int))
     jobs: list[tuple[str, Any, tuple[Any, ...], int, dict[str, Any], float]] = [
@@ -134,8 +128,8 @@ def speeds() -> list[str]:
     ]  # fmt: skip
     for name, model, args, number, options, target in jobs:
         seconds, first = sweep_seconds(model, args, kwargs=sizes, **options)
-        verdict = "" if np.isnan(target) else f"≤ {target} of NumPy: {seconds / numpy_seconds:.3f}"
-        lines.append(f"| {name} | {seconds:.3f} | {1e6 * seconds / number:.2f} | first run {first:.1f} s. {verdict} |")
+        reached = "" if np.isnan(target) else f"≤ {target} of NumPy: {seconds / numpy_seconds:.3f}"
+        yield name, f"{seconds:.3f}", f"{1e6 * seconds / number:.2f}", f"first run {first:.1f} s. {reached}"
     with gzip.open(data_path("ml-100k", "ratings.csv.gz"), "rt") as file:
         table = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 1, 2), dtype=int)
     users, items, values = table[:, 0] - 1, table[:, 1] - 1, table[:, 2].astype(float)
@@ -144,8 +138,7 @@ def speeds() -> list[str]:
         seconds, first = sweep_seconds(ratings_model, (users, items, values), kwargs=kwargs)
         name = "Normal values, MovieLens-100K, rank 10" + (", noise learned" if learns else "")
         micro = 1e6 * seconds / values.size
-        lines.append(f"| {name} | {seconds:.3f} | {micro:.2f} | first run {first:.1f} s. ≤ 0.5 µs: {micro:.2f} |")
-    return lines
+        yield name, f"{seconds:.3f}", f"{micro:.2f}", f"first run {first:.1f} s. ≤ 0.5 µs: {micro:.2f}"
 
 
 _FITS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -189,9 +182,8 @@ def tuned_ease(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], seed:
     return ease(rows, cols, shape, max(found, key=lambda ridge: found[ridge]))
 
 
-def rankings() -> list[str]:
+def rankings() -> Iterator[Iterable[Any]]:
     """Rows of the table of rankings."""
-    lines = []
     for name, targets in (
         ("bms-webview-2", "SIBM .372 to .398, batch .322; here EASE .526, popularity .121"),
         ("retail", "SIBM .230 to .234, batch .229; here EASE .290, popularity .237"),
@@ -200,36 +192,26 @@ def rankings() -> list[str]:
         shape = int(rows.max()) + 1, _NUM_COLUMNS
         popularity = np.tile(np.bincount(cols, minlength=_NUM_COLUMNS).astype(float), (shape[0], 1))
         hit = hits(popularity, (rows, cols), (test_rows, test_cols))
-        lines.append(f"| {name}, {rows.size} ones | popularity | {hit:.3f} | | | | {targets} |")
-        start = time.process_time()
-        scores = tuned_ease(rows, cols, shape)
-        seconds, hit = time.process_time() - start, hits(scores, (rows, cols), (test_rows, test_cols))
-        lines.append(f"| {name} | EASE, ridge by validation | {hit:.3f} | | | {seconds:.0f} | |")
+        yield f"{name}, {rows.size} ones", "popularity", f"{hit:.3f}", "", "", "", targets
+        scores, seconds = cpu_seconds(tuned_ease, rows, cols, shape)
+        hit = hits(scores, (rows, cols), (test_rows, test_cols))
+        yield name, "EASE, ridge by validation", f"{hit:.3f}", "", "", f"{seconds:.0f}", ""
         for words, options in _FITS:
             restarts = {} if options["zeros"] == "sampled" else {"num_restarts": 0}
             engine = BilinearVG(
                 binary_factorization, bound="jaakkola", unlisted_cells="zero", progress_bar=False, num_samples=1,
                 **options, **restarts,
             )  # fmt: skip
-            start = time.process_time()
+            given = {"num_rows": shape[0], "num_cols": _NUM_COLUMNS, "rank": _RANK}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # a given number of steps is not convergence
-                engine.run(
-                    jax.random.key(0), rows, cols, np.ones(rows.size, int),
-                    num_rows=shape[0], num_cols=_NUM_COLUMNS, rank=_RANK,
-                )  # fmt: skip
-            seconds = time.process_time() - start
+                _, seconds = cpu_seconds(engine.run, jax.random.key(0), rows, cols, np.ones(rows.size, int), **given)
             quality = ranking_quality(engine, test_rows, test_cols)
-            bound = float(engine.log_evidence) / 1e3
-            lines.append(
-                f"| {name} | {words} | {quality.hits[10]:.3f} | {quality.mean_rank:.3f} | {bound:.1f} | {seconds:.0f} "
-                "| |"
-            )
-            print(lines[-1], flush=True)
-    return lines
+            bound = f"{float(engine.log_evidence) / 1e3:.1f}"
+            yield name, words, f"{quality.hits[10]:.3f}", f"{quality.mean_rank:.3f}", bound, f"{seconds:.0f}", ""
 
 
-def pair_rankings() -> list[str]:
+def pair_rankings() -> Iterator[Iterable[Any]]:
     """Rows of the table of pairs: one pair of each user of MovieLens-1M held out, and found again among the others."""
     found = np.load(data_path("ml-1m-pairs", "pairs.npz"))
     users, items = (np.unique(found[name], return_inverse=True)[1] for name in ("user", "movie"))
@@ -246,49 +228,33 @@ def pair_rankings() -> list[str]:
     own = popularity[test[1]][:, None]
     ranks = ((scores < own).sum(1) + 0.5 * ((scores == own).sum(1) - 1.0)) / np.isfinite(scores).sum(1)
     hit = np.mean((scores > own).sum(1) + 0.5 * ((scores == own).sum(1) - 1.0) < 10)
-    lines = [f"| popularity | {ranks.mean():.3f} | {hit:.3f} | | |"]
+    yield "popularity", f"{ranks.mean():.3f}", f"{hit:.3f}", "", ""
     for ratio in (1.0, 4.0):
         engine = BilinearVG(
             paired_symbols, bound="jaakkola", num_steps=10, num_restarts=0, progress_bar=False, num_samples=1
         )
-        start = time.process_time()
-        engine.run(
-            jax.random.key(0), pairs, num_users=num_users, num_items=num_items, rank=_RANK,
-            num_censored=ratio * kept.size,
-        )  # fmt: skip
-        seconds = time.process_time() - start
+        given = {"num_users": num_users, "num_items": num_items, "rank": _RANK, "num_censored": ratio * kept.size}
+        _, seconds = cpu_seconds(engine.run, jax.random.key(0), pairs, **given)
         for by in ("joint", "taste"):
             quality = ranking_quality(engine, *test, by=by, ties="half")
             bound = f"{float(engine.log_evidence) / 1e6:.4f}"
-            lines.append(
-                f'| paired symbols, {ratio:g} censored for each pair, `by="{by}"`, 10 sweeps | '
-                f"{quality.mean_rank:.3f} | {quality.hits[10]:.3f} | {bound} | {seconds:.0f} |"
-            )
-    return lines
+            name = f'paired symbols, {ratio:g} censored for each pair, `by="{by}"`, 10 sweeps'
+            yield name, f"{quality.mean_rank:.3f}", f"{quality.hits[10]:.3f}", bound, f"{seconds:.0f}"
 
 
 def main() -> None:
     """Write the table."""
     numpyro.enable_x64()
     jnp.zeros(()).block_until_ready()
-    lines = [
+    lines = blocks(
         "# Binary matrices by closed updates",
-        "",
         "CPU seconds of a sweep, compilation apart; rank 20 with biases and an intercept, `float64`.",
-        "",
-        *table_head("cells | CPU s a sweep | µs a cell | target and what was reached"),
-        *speeds(),
-        "",
+        table("cells | CPU s a sweep | µs a cell | target and what was reached", speeds()),
         "One item of each row held out: share found among the first ten, mean rank, bound in thousands.",
-        "",
-        *table_head("data | ranking | recall@10 | mean rank | bound / 1000 | CPU s | reported elsewhere"),
-        *rankings(),
-        "",
+        table("data | ranking | recall@10 | mean rank | bound / 1000 | CPU s | reported elsewhere", rankings()),
         "MovieLens-1M, 1,000,209 pairs of 6,040 users and 3,706 films, rank 20, all hyperparameters one.",
-        "",
-        *table_head("ranking | mean rank | hit@10 | bound / 10⁶ | CPU s, the first with compilation"),
-        *pair_rankings(),
-    ]
+        table("ranking | mean rank | hit@10 | bound / 10⁶ | CPU s, the first with compilation", pair_rankings()),
+    )
     write_report("binary-matrices", lines)
 
 

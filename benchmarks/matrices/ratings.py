@@ -1,4 +1,4 @@
-"""Ratings of MovieLens-100K with noise of their own: ``python -m benchmarks.matrices.ratings WORK`` prints the table.
+"""Ratings of MovieLens-100K with noise of their own: ``python -m benchmarks.matrices.ratings WORK`` writes a page.
 
 Protocol of Houlsby (2014), section 7.4.1: users and items with ten ratings at least, four fifths to learn from, ten
 components. Each fit is kept in the folder ``WORK``, so that a run that was ended goes on.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import gzip
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import BilinearEP
 from numpyro_ext.models import heteroscedastic_ratings
 
-from ..harness import Study, kept_draws, mean_and_error, table_head
+from ..harness import Study, blocks, mean_and_error, table
 
 _LEVELS, _RANK, _FEWEST, _TOL = 5, 10, 10, 1e-3
 _SYSTEMS: dict[str, tuple[dict[str, Any], float, float]] = {
@@ -60,7 +59,7 @@ def split(seed: int) -> tuple[dict[str, Any], list[np.ndarray], list[np.ndarray]
     return sizes, [x[train] for x in (user, item, level)], [x[test] for x in (user, item, level)]
 
 
-def fit(system: str, seed: int) -> dict[str, Any]:
+def fit(seed: int, system: str) -> dict[str, Any]:
     """Test log likelihood and error of one system on one split."""
     sizes, train, test = split(seed)
     start = time.process_time()
@@ -163,20 +162,7 @@ def _product_variance(mean: list[np.ndarray], spread: list[np.ndarray], index: l
     return np.einsum("ci,cij,cj->c", u, t, u) + np.einsum("ci,cij,cj->c", v, s, v) + np.einsum("cij,cij->c", s, t)
 
 
-def report(work: Path) -> list[str]:
-    """The table of what is kept."""
-    kept = {system: kept_draws(work, system) for system in _SYSTEMS}
-    lines = [
-        f"MovieLens-100K, users and items with {_FEWEST} ratings at least, rank {_RANK}, `BilinearEP` with "
-        f"`damping=0.9, tol={_TOL:g}`. NoB: cut points that are not learned. RBMF and BMF: normal values, with and "
-        "without noise of users and items, by NumPy. BMM: ten types of users. CPU "
-        "seconds of a fit with reading and compilation, and load of the two cores. Differences to HOMF are paired.",
-        "",
-        *table_head(
-            "system | splits | test log likelihood | less HOMF | thesis | root mean squared error | thesis | "
-            "CPU s | load | iterations | converged"
-        ),
-    ]
+def _rows(kept: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
     best = np.array([found["log_likelihood"] for found in kept["HOMF"]])
     for system, (_, likelihood, error) in _SYSTEMS.items():
         found = kept[system]
@@ -188,12 +174,8 @@ def report(work: Path) -> list[str]:
         gap = _in_words(values - best[: len(values)], "+") if len(best) >= len(values) else ""
         steps = ", ".join(str(one["iterations"]) for one in found if "iterations" in one)
         settled = f"{sum(one['converged'] for one in found)} of {len(found)}" if steps else ""
-        lines.append(
-            f"| {system} | {len(found)} | {_in_words(values)} | {gap} | {likelihood} | "
-            f"{_in_words(errors)} | {error} | {seconds.mean():.0f} | {load.mean():.0f} | {steps} | "
-            f"{settled} |"
-        )
-    return lines
+        scores = _in_words(values), gap, str(likelihood), _in_words(errors), str(error)
+        yield system, len(found), *scores, f"{seconds.mean():.0f}", f"{load.mean():.0f}", steps, settled
 
 
 def _in_words(values: np.ndarray, sign: str = "") -> str:
@@ -201,10 +183,21 @@ def _in_words(values: np.ndarray, sign: str = "") -> str:
 
 
 def main() -> None:
-    """Compute what is not kept, and print the table."""
-    study = Study(__doc__, {system: partial(fit, system) for system in _SYSTEMS})
-    study.run()
-    print("\n".join(report(study.work)))
+    study = Study(__doc__, {system: partial(fit, system=system) for system in _SYSTEMS})
+    found = study.run()
+    lines = blocks(
+        "# Ratings with noise of people and items",
+        f"MovieLens-100K, users and items with {_FEWEST} ratings at least, rank {_RANK}, `BilinearEP` with "
+        f"`damping=0.9, tol={_TOL:g}`. NoB: cut points that are not learned. RBMF and BMF: normal values, with and "
+        "without noise of users and items, by NumPy. BMM: ten types of users. CPU "
+        "seconds of a fit with reading and compilation, and load of the two cores. Differences to HOMF are paired.",
+        table(
+            "system | splits | test log likelihood | less HOMF | thesis | root mean squared error | thesis | "
+            "CPU s | load | iterations | converged",
+            _rows(found),
+        ),
+    )
+    study.write("ratings", lines)
 
 
 if __name__ == "__main__":
