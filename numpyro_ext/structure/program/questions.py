@@ -39,7 +39,7 @@ class Questions:
 
     @property
     def content_key(self) -> Hashable:
-        """That of the program. Answers depend on data; what they decide is compared where it is kept."""
+        """Key of the program. Answers depend on data; what they decide is compared where it is kept."""
         return self.program.content_key
 
     @property
@@ -72,7 +72,7 @@ class Questions:
         return number
 
     def without_data(self) -> Questions:
-        """What has been answered, without the data."""
+        """The same answers, without the data."""
         out = Questions(self.program)
         out._answers = self._answers
         return out
