@@ -74,7 +74,7 @@ class Questions:
     def without_data(self) -> Questions:
         """The same answers, without the data."""
         out = Questions(self.program)
-        out._answers = self._answers
+        out._answers = dict(self._answers)
         return out
 
     def are_answered_alike(self, other: Questions) -> bool:
