@@ -48,10 +48,8 @@ _spectral_start = jax.jit(hybrid.spectral_start)
 
 
 @jax.jit
-def _paced(form: NoisyBilinear, rows: Moments, columns: Moments, damping: object) -> iterations.Paced:
-    messages = noise.init(form, rows, columns)
-    dtype = messages.factor.shift.dtype
-    return iterations.Paced(messages, jnp.asarray(damping, dtype), jnp.asarray(jnp.inf, dtype), jnp.asarray(0))
+def _paced(form: NoisyBilinear, rows: Moments, columns: Moments, damping: float) -> iterations.Paced:
+    return iterations.paced(noise.init(form, rows, columns), damping)
 
 
 class NoisyModel:

@@ -259,7 +259,7 @@ def variational(
 
 
 def swept(
-    form: Bilinear, factor: Message, rows: SideState, columns: SideState, *, num_sweeps: int
+    form: Bilinear, factor: Message, rows: SideState, columns: SideState, *, num_sweeps: Array | int
 ) -> tuple[SideState, SideState]:
     """Sweeps of :func:`variational`, without a look at their bound."""
     blocks = rows.seen, columns.seen

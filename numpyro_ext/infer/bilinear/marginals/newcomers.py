@@ -129,7 +129,7 @@ def with_cells(fitted: Fitted, more: NoisyBilinear, rule: Rule) -> Fitted:
         **{name: kept(getattr(old, name), getattr(new, name)) for name in ("value", "factor", "product", "scales")},
     )
     dtype = old.value.shift.dtype
-    state = iterations.Paced(start, jnp.asarray(_DAMPING, dtype), jnp.asarray(jnp.inf, dtype), jnp.asarray(1))
+    state = iterations.paced(start, _DAMPING, num_steps=1)
     limits = jnp.asarray(_DAMPING, dtype), jnp.asarray(0), jnp.asarray(_TOL, dtype)
     for _ in range(_MOST_STEPS // iterations.CHUNK):
         state, info, _, _ = iterations.iterate(

@@ -15,11 +15,11 @@ from .....structure.bilinear.noisy.form import NoisyBilinear
 from .. import hybrid
 from ..messages import Message, Moments, as_message, divided, next_damping, times
 from . import cuts as cut_points
-from .noise import NoiseInfo, NoiseState, at_points, step
+from .noise import ALL_SWEEPS, FEW_SWEEPS, NoiseInfo, NoiseState, at_points, step
 from .side_hyper import SidePosterior, prior_message
 from .variances import GammaMessage, Rule, gamma_of
 
-__all__ = ["CHUNK", "Paced", "has_settled", "iterate"]
+__all__ = ["CHUNK", "Paced", "has_settled", "iterate", "paced"]
 
 CHUNK = 20
 """Iterations of one call, each of which learns anew how to extrapolate."""
@@ -38,11 +38,22 @@ class Paced(NamedTuple):
     longer."""
     num_steps: Array
     """Iterations so far."""
+    num_sweeps: Array
+    """Sweeps of variational Bayes in the last of them."""
+
+
+def paced(messages: NoiseState, damping: Array | float, num_steps: int = 0) -> Paced:
+    """A state from which iterations begin."""
+    dtype = messages.factor.shift.dtype
+    far = jnp.asarray(jnp.inf, dtype)
+    return Paced(messages, jnp.asarray(damping, dtype), far, jnp.asarray(num_steps), jnp.asarray(0))
 
 
 def has_settled(paced: Paced, info: NoiseInfo, warm_up: Array | int, tol: Array | float) -> Array:
-    """True if an undamped iteration, in which all noise moves as it is told, would change next to nothing."""
-    return (info.change < tol) & (info.num_limited == 0) & (paced.num_steps > warm_up)
+    """True if an undamped iteration with all sweeps, in which all noise moves as it is told, would change next to
+    nothing."""
+    is_whole = (info.num_limited == 0) & (paced.num_sweeps == ALL_SWEEPS)
+    return (info.change < tol) & is_whole & (paced.num_steps > warm_up)
 
 
 @partial(jax.jit, static_argnames=("rule", "chunk"))
@@ -58,6 +69,9 @@ def iterate(
     chunk: int,
 ) -> tuple[Paced, NoiseInfo, Array, Array]:
     """Iterations, at most ``chunk``, until one would change next to nothing.
+
+    Few sweeps of variational Bayes each, and all of them once little changes: with all of them from the start vectors
+    and factors may chase each other for ever, however much factors are damped.
 
     Every fourth is extrapolated from the last seven, if all of these had the same pace. Cut points and predictors
     have a common scale and place, which the priors hold loosely, and on which iterations alone go on for hundreds.
@@ -82,26 +96,29 @@ def iterate(
         return goes_on & ((count == 0) | jnp.isfinite(info.change))
 
     def advance(carry: Carry) -> Carry:
-        paced, _, history, trace, count = carry
+        paced, last, history, trace, count = carry
         learns_noise = paced.num_steps >= warm_up
-        messages, info = step(form, paced.messages, paced.damping, learns_noise, rule=rule)
+        # all sweeps only to see that nothing is left
+        num_sweeps = jnp.where(last.change < tol, ALL_SWEEPS, FEW_SWEEPS)
+        messages, info = step(form, paced.messages, paced.damping, learns_noise, rule=rule, num_sweeps=num_sweeps)
         point, measure = _packed(paced.messages), partial(_in_deviations, form, paced.messages)
         residual = _packed(messages) - point
         length = jnp.linalg.norm(measure(residual))
-        # Where noise begins to move, the change grows for once.
-        before = jnp.where(paced.num_steps == warm_up, jnp.inf, paced.change)
+        # Where noise begins to move, and with more sweeps, the change grows for once.
+        may_grow = (paced.num_steps == warm_up) | (num_sweeps == ALL_SWEEPS)
+        before = jnp.where(may_grow, jnp.inf, paced.change)
         pace = next_damping(paced.damping, length / paced.damping, before, damping)
-        new = Paced(messages, pace, length / paced.damping, paced.num_steps + 1)
+        new = Paced(messages, pace, length / paced.damping, paced.num_steps + 1, num_sweeps)
         history = remember(history, point, residual, length)
         target, is_jump = extrapolated(
             history, measure, period=_PERIOD, largest_change=float("inf"), singular=_SINGULAR
         )
         ahead = _unpacked(form, messages, target)
-        is_jump &= _is_sound(form, ahead) & ~has_settled(new, info, warm_up, tol)
+        is_jump &= _is_sound(form, ahead) & (num_sweeps == FEW_SWEEPS)
         jumped = new._replace(messages=ahead, change=jnp.full_like(length, jnp.inf))
         new = jax.tree.map(partial(jnp.where, is_jump), jumped, new)
         # another pace is another iteration
-        is_same = (pace == paced.damping) & (paced.num_steps != warm_up)
+        is_same = (pace == paced.damping) & (paced.num_steps != warm_up) & (num_sweeps == FEW_SWEEPS)
         history = history._replace(number=jnp.where(is_same, history.number, 0))
         value = hybrid.log_evidence(*at_points(form, messages))
         return new, info, history, trace.at[count].set(value), count + 1

@@ -25,6 +25,8 @@ from .side_hyper import SidePosterior, prior_at_points, prior_message, rescaled,
 from .variances import GammaMessage, Rule, gamma_of, updated_gammas
 
 __all__ = [
+    "ALL_SWEEPS",
+    "FEW_SWEEPS",
     "Levels",
     "NoiseInfo",
     "NoiseState",
@@ -36,7 +38,9 @@ __all__ = [
     "without_factor",
 ]
 
-_VB_SWEEPS = 10
+ALL_SWEEPS, FEW_SWEEPS = 10, 3
+"""Sweeps of variational Bayes in an iteration: after all of them the vectors have next to nothing left to move. The
+factors hear of the vectors, and where these go all their way each time, both may chase each other for ever."""
 _LEAST_SHARE = 0.2
 """Share of the prior precision of a predictor that is left at least, once the message of its factor is taken out."""
 _VISITS = 3
@@ -124,7 +128,13 @@ def noise_variances(form: NoisyBilinear, scales: tuple[GammaMessage, ...], *, of
 
 
 def step(
-    form: NoisyBilinear, state: NoiseState, damping: Array, learns_noise: Array, *, rule: Rule
+    form: NoisyBilinear,
+    state: NoiseState,
+    damping: Array,
+    learns_noise: Array,
+    *,
+    rule: Rule,
+    num_sweeps: Array | int = ALL_SWEEPS,
 ) -> tuple[NoiseState, NoiseInfo]:
     """One iteration: boundaries, noise, products, priors.
 
@@ -133,13 +143,14 @@ def step(
     :param damping: share of new messages, in (0, 1].
     :param learns_noise: false while variances of the noise keep their priors.
     :param str rule: by which messages to variances are made.
+    :param num_sweeps: of variational Bayes.
 
-    Cost: ten passes of variational Bayes over the cells; for each cell and boundary a normal distribution function,
-    and with ``"quadrature"`` 80 exponentials or logs for each cell and variance.
+    Cost: a pass over the cells for each sweep of variational Bayes; for each cell and boundary a normal distribution
+    function, and with ``"quadrature"`` 80 exponentials or logs for each cell and variance.
     """
     levels = Levels(state.cuts, state.value, state.factor, state.product, state.scales)
     cuts, factor, scales, (skipped, limited) = levels_heard(form, levels, damping, damping * learns_noise, rule=rule)
-    rows, columns = hybrid.swept(form.cells, factor, state.rows, state.columns, num_sweeps=_VB_SWEEPS)
+    rows, columns = hybrid.swept(form.cells, factor, state.rows, state.columns, num_sweeps=num_sweeps)
     mean, variance = hybrid.predictor_moments(form.cells, rows.seen, columns.seen)
     new_product = without_factor(form.cells, Moments(mean, variance), factor, rows.prior, columns.prior)
     product = damped(state.product, new_product, damping)
