@@ -92,8 +92,8 @@ def exact_moments(people, slots, number):
     [
         (0, {"spread": 0.1, "heteroscedastic": False}, 0.05, 0.03),
         *thorough(
-            # the width of a predictor is taken at the mean square of the new vector
-            (0, {"heteroscedastic": False}, 0.25, 0.35),
+            # of wide vectors of the other side, which say how large the new ones are
+            (0, {"heteroscedastic": False}, 0.06, 0.1),
             # noise stands at its mode, where Gaussians hear of it
             (0, {"spread": 0.1}, 0.15, 0.1),
             (1, {"spread": 0.1}, 0.35, 0.15),
@@ -185,3 +185,11 @@ def test_what_is_shared_between_newcomers_is_refused_by_name():
     )
     with pytest.raises(ModelStructureError, match="'row_noise' has elements that belong neither to one new vector"):
         Newcomers.of(fitted, groups, 0, np.arange(5))
+
+
+def test_a_fit_that_leaves_open_whose_the_noise_is_is_refused():
+    """Where each person rated one item, and nobody else did."""
+    form, sites = form_of(np.arange(5), np.arange(5), np.arange(5) % 3)
+    blocks = [Moments(jnp.ones((num, 2)), jnp.ones((num, 2))) for num in (5, 6)]
+    with pytest.raises(ModelStructureError, match="'row_noise' has elements that belong to one new vector each and to"):
+        Newcomers.of(Fitted(form, sites, noise.init(form, *blocks)), form, 0, np.arange(5))

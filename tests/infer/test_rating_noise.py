@@ -392,8 +392,6 @@ def test_a_fit_is_stored_and_goes_on(small, tmp_path):
     on = BilinearEP(heteroscedastic_ratings, damping=0.9, progress_bar=False)
     on.run(KEY, *data, init_state=small.last_state, **SMALL)
     assert on.diagnostics.converged and on.diagnostics.num_steps <= small.diagnostics.num_steps + 5
-    with pytest.raises(ValueError, match="row_noise.*fit old and new"):
-        small.fold_in(KEY, np.zeros(3, int), np.arange(3), np.ones(3, int), **SMALL | {"num_users": 1})
 
 
 @needs_float64

@@ -52,14 +52,17 @@ class BilinearAnswers(BaseEngine[BilinearRun]):
         """Posteriors of new rows (or columns) while the other side and the hyperparameters stay as they were fitted.
 
         They maximise the bound of :class:`~numpyro_ext.infer.BilinearVG` given the other side, whatever fitted that.
-        The optimum is unique, and costs a few passes over the new cells.
+        The optimum is unique, and costs a few passes over the new cells. Where :class:`~numpyro_ext.infer.BilinearEP`
+        has integrated over noise or cut points of ratings, its messages find the vectors, with full covariances, and
+        the noise and cut points that new rows have of their own; noise that is held stands at its mode.
 
         :param rng_key: random number generator key.
         :param args: arguments of the model with the new rows alone: their number, and their cells.
         :param str side: ``"rows"`` or ``"columns"``, which side is new.
         :param kwargs: keyword arguments of the model.
         :return: an engine that answers for the new rows as this one for those of the fit. Its ``log_evidence`` is the
-            lower bound of the log predictive density of the new cells under the posterior of the other side.
+            lower bound of the log predictive density of the new cells under the posterior of the other side; with
+            latent noise an estimate of it at the modes of all noise.
         :raises ValueError: if the other side has another size than in the fit, or if the likelihood is none that
             BilinearVG takes.
         """

@@ -11,20 +11,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from scipy.special import gammainccinv, gammaincinv
 
 from ...compilation.quick_jit import quick_jit
+from ...linalg.cholesky import cholesky
 from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.form import Bilinear
 from ...structure.bilinear.noisy.form import NoisyBilinear
 from ...structure.bilinear.noisy.scales import find_noise
+from ...structure.bilinear.read import read_like
 from ...structure.bilinear.reading import BilinearReading
 from ...structure.errors import ModelStructureError
 from ..front.answers.draws import Draws, draw_inside_support, with_hyper
 from ..front.answers.ranking import expected_ranks
 from ..front.answers.sites import PointPosterior, SitePosterior
-from ..front.options import check_at_least, check_one_of
+from ..front.files.archive import Content
+from ..front.options import check_at_least, check_one_of, default_tolerance
+from ..front.results import Diagnostics
 from ..front.running.iterations import StepInfo
+from ..front.state import EngineState, Fit, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import hybrid
 from .algorithms import sweeps as core
@@ -36,14 +40,16 @@ from .algorithms.ratings import iterations, noise
 from .algorithms.ratings.variances import GammaMessage, Rule, gamma_of
 from .algorithms.schedules.loop import SolveInfo
 from .marginals.levels import level_probabilities, mean_level_probabilities
-from .marginals.newcomers import Fitted
+from .marginals.newcomers import Fitted, Newcomers
+from .marginals.noise import VariancePosterior, independent_gaussians
 from .marginals.prediction import draw_predictors
 from .programs import BilinearPrograms
-from .run import BilinearRun
+from .run import BilinearRun, check_sizes
 
 __all__ = ["NoiseRun", "NoisyModel"]
 
 
+_FOLD_TOL, _FOLD_TOL_SINGLE = 1e-6, 1e-3
 _spectral_start = jax.jit(hybrid.spectral_start)
 
 
@@ -124,48 +130,17 @@ class NoisyModel:
         return out
 
 
-class VariancePosterior(SitePosterior):
-    """The posterior of variances whose precisions have gamma densities, or of these precisions.
-
-    :param str name: of the site.
-    :param shape: of the site.
-    :param GammaMessage gamma: densities of the precisions, flat.
-    :param bool is_precision: whether the site is the precisions.
-    """
-
-    def __init__(self, name: str, shape: tuple[int, ...], gamma: GammaMessage, is_precision: bool) -> None:
-        a, b = (np.asarray(x, float) for x in gamma)
-        self._gamma, self._is_precision = (a, b), is_precision
-
-        def sample(rng_key: Array, num_samples: int) -> Array:
-            drawn = jax.random.gamma(rng_key, jnp.asarray(a), (num_samples, a.size)) / b
-            return (drawn if is_precision else 1.0 / drawn).reshape(num_samples, *shape)
-
-        def mean() -> np.ndarray:
-            return a / b if is_precision else np.where(a > 1.0, b / np.maximum(a - 1.0, 1e-300), np.inf)
-
-        def variance() -> np.ndarray:
-            if is_precision:
-                return np.asarray(a / b**2)
-            return np.where(a > 2.0, mean() ** 2 / np.maximum(a - 2.0, 1e-300), np.inf)
-
-        super().__init__(name, shape, mean, variance, lambda: jnp.diag(jnp.asarray(variance())), sample)
-
-    def _quantile(self, q: np.ndarray) -> Array:
-        a, b = self._gamma
-        level = np.asarray(q).reshape(-1, 1)
-        found = gammaincinv(a, level) / b if self._is_precision else b / gammainccinv(a, level)
-        return jnp.asarray(found).reshape((*np.shape(q), *self.shape))
-
-
 @dataclass(eq=False, repr=False)
 class NoiseRun(BilinearRun):
     """Posteriors of vectors, noise, cut points and priors of the sides, from the messages at the end.
 
-    :param NoisyModel noisy: what was iterated; all else as in :class:`.run.BilinearRun`.
+    :param NoisyModel noisy: what was iterated.
+    :param folded: posteriors of both sides, where those of one are new and the others were held; all else as in
+        :class:`.run.BilinearRun`.
     """
 
     noisy: NoisyModel
+    folded: tuple[Block, Block] | None = None
 
     @property
     def _messages(self) -> noise.NoiseState:
@@ -174,10 +149,13 @@ class NoiseRun(BilinearRun):
     @property
     def fitted(self) -> Fitted:
         """The model and its messages at the end."""
+        self._refuse_folded("cold_start", "ask the engine of the fit")
         return Fitted(self.noisy.form, self.noisy.sites, self._messages)
 
     @cached_property
-    def blocks(self) -> tuple[Any, Any]:
+    def blocks(self) -> tuple[Block, Block]:
+        if self.folded is not None:
+            return self.folded
         return Block(*self._messages.rows.seen), Block(*self._messages.columns.seen)
 
     @property
@@ -203,7 +181,7 @@ class NoiseRun(BilinearRun):
             if isinstance(found, GammaMessage):
                 out[name] = VariancePosterior(name, shape, found, name in self.noisy.sites.precisions)
             else:
-                out[name] = _gaussian(name, shape, found)
+                out[name] = independent_gaussians(name, shape, found)
         return out
 
     @cached_property
@@ -213,15 +191,12 @@ class NoiseRun(BilinearRun):
     def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
         number = self.num_samples if num_samples is None else num_samples
         reading, fixed, names = self.reading, self.fit.hyper, self.space.names
-        rows, columns = self.blocks
+        blocks = self.blocks
 
         def draw(key: Array) -> Draws:
             keys = jax.random.split(key, len(names) + 2)
             drawn = {n: self.hyper_posterior[n].sample(k, number) for n, k in zip(names, keys, strict=False)}
-            vectors = [
-                block.mean + jnp.sqrt(block.covariance) * jax.random.normal(k, (number, *block.mean.shape))
-                for block, k in zip((rows, columns), keys[-2:], strict=True)
-            ]
+            vectors = [_drawn(block, k, number) for block, k in zip(blocks, keys[-2:], strict=True)]
             held = {n: v for n, v in fixed.items() if n not in drawn}
             return Draws(*self._draw_program(reading.data, held, drawn, *vectors))
 
@@ -238,6 +213,16 @@ class NoiseRun(BilinearRun):
         space = UnconstrainedSpace(reading.hyper, self.space.fixed)
         return NoisyModel(reading, space, self.programs.like(reading, space), self.noisy.rule)
 
+    def _model_of(self, reading: BilinearReading) -> NoisyModel:
+        """The model on other arguments, with the same sites of noise and cut points."""
+        model = self.on(reading)
+        if model.sites != self.noisy.sites:
+            raise ModelStructureError(
+                f"on these arguments the sites of noise and cut points are {model.sites.names}, in the fit "
+                f"{self.noisy.sites.names}."
+            )
+        return model
+
     def level_probabilities(self, reading: BilinearReading, num_draws: int = 0) -> tuple[NoisyBilinear, Array]:
         """The cells of a reading, and the probabilities of all levels in each of them.
 
@@ -246,12 +231,7 @@ class NoiseRun(BilinearRun):
         :raises ModelStructureError: if the cells have other sites of noise or cut points than the fit.
         :raises ValueError: if these have another size than in the fit.
         """
-        model = self.on(reading)
-        if model.sites != self.noisy.sites:
-            raise ModelStructureError(
-                f"on these arguments the sites of noise and cut points are {model.sites.names}, in the fit "
-                f"{self.noisy.sites.names}."
-            )
+        model = self._model_of(reading)
         form, own, messages = model.form, self.noisy.form, self._messages
         elements = None if own.cuts is None else cut_points.posterior(own, messages.cuts)[0]
         if elements is not None and form.cuts is not None:
@@ -259,12 +239,11 @@ class NoiseRun(BilinearRun):
         gammas = [gamma_of(s, said, of_groups=True) for s, said in zip(own.scales, messages.scales, strict=True)]
         for name, gamma, scale in zip(self.noisy.sites.scales, gammas, form.scales, strict=True):
             _check_same(name, gamma.shape, scale.shape)
-        blocks = [Moments(block.mean, block.covariance) for block in self.blocks]
         if not num_draws:
             variances = [gamma.rate / (gamma.shape + 1.0) for gamma in gammas]
-            return form, level_probabilities(form, blocks, elements, variances)
+            return form, level_probabilities(form, self.blocks, elements, variances)
         keys = jax.random.split(jax.random.fold_in(self.rng_key, 2), num_draws)
-        return form, mean_level_probabilities(form, blocks, elements, gammas, keys)
+        return form, mean_level_probabilities(form, self.blocks, elements, gammas, keys)
 
     def log_predictive(
         self,
@@ -323,23 +302,48 @@ class NoiseRun(BilinearRun):
         side: str,
         unlisted_cells: Unlisted,
     ) -> BilinearRun:
-        form, sites = self.noisy.form, self.noisy.sites
-        held = form.cells.column_index if side == "rows" else form.cells.row_index
-        groups = dict(zip(sites.scales, (scale.group for scale in form.scales), strict=True))
-        if form.cuts is not None and sites.cuts is not None:
-            groups[sites.cuts] = form.cuts.element[:, 0]
-        # Elements that the vectors of the held side do not tell belong to the new ones.
-        own = [name for name, group in groups.items() if _num_pairs(held, group) > np.unique(held).size]
-        if own:
-            raise ValueError(
-                f"fold_in keeps all that is no vector of the new {side}, and new {side} have elements of {own} of "
-                "their own: fit old and new ones together."
-            )
-        return super().fold_in(rng_key, args, kwargs, side=side, unlisted_cells=unlisted_cells)
+        """The run of new vectors of one side and of what is their own, by the messages of the fit.
+
+        All else stays as it is: the other side and cut points up to their Gaussians, noise at its mode.
+        """
+        check_one_of(Literal["rows", "columns"], side=side)
+        self._refuse_folded("fold_in", "further new ones go to the engine of the fit")
+        number = ("rows", "columns").index(side)
+        reading = read_like(self.reading, args, kwargs, self.rng_key, has_sizes=False)
+        check_sizes(self.reading, reading, (1 - number,), "That side is held and must be the same.")
+        model, fitted = self._model_of(reading), self.fitted
+        people = Newcomers.of(fitted, model.form, number, np.arange(len(reading.elements[number])))
+        tol = default_tolerance(None, _FOLD_TOL, _FOLD_TOL_SINGLE)
+        people, bound = people.of_every_rating(tol=tol, rule=model.rule)
+        assert people.state is not None
+        vectors = Block(people.state.vectors.mean, people.state.vectors.variance)
+        blocks = (vectors, self.blocks[1]) if side == "rows" else (self.blocks[0], vectors)
+        model.form, messages = people.in_place_of_priors(fitted)
+        points = model.space.pack(model.points(messages))
+        ended = people.change < tol
+        words = () if ended else (f"The new {side} did not converge: the last change was {people.change:.2g}.",)
+        diagnostics = Diagnostics(ended, 0, np.array([bound]), people.change, 0, {}, None, words)
+        state = self.fit.last_state.state._replace(messages=messages)
+        last = EngineState(points, state, None, 0, data_digest(reading.written_data, model.space.fixed, reading.key))
+        fit = Fit(last, model.space.unpack(points), None, False, bound, diagnostics)
+        return NoiseRun(reading, model.space, fit, rng_key, self.num_samples, model.answers, model, blocks)
+
+    def content(self) -> Content:
+        self._refuse_folded("save", "save the engine of the fit, and fold them in again, which takes seconds")
+        return super().content()
+
+    def _refuse_folded(self, what: str, instead: str) -> None:
+        if self.folded is not None:
+            raise RuntimeError(f"{what} needs the cells of a fit, and these vectors were folded in: {instead}.")
 
 
-def _num_pairs(one: Array, other: Array) -> int:
-    return len(np.unique(np.stack([np.asarray(one), np.asarray(other)]), axis=1).T)
+def _drawn(block: Block, rng_key: Array, num_samples: int) -> Array:
+    """Draws of all vectors of a side, shape ``(num_samples, num, size)``."""
+    assert block.covariance is not None
+    white = jax.random.normal(rng_key, (num_samples, *block.mean.shape))
+    if block.covariance.ndim == 2:
+        return block.mean + jnp.sqrt(block.covariance) * white
+    return block.mean + jnp.einsum("nij,snj->sni", cholesky(block.covariance), white)
 
 
 def _draw_program(reading: BilinearReading) -> Any:
@@ -354,17 +358,6 @@ def _draw_program(reading: BilinearReading) -> Any:
         return jax.lax.map(one, (drawn, rows, columns))
 
     return program
-
-
-def _gaussian(name: str, shape: tuple[int, ...], found: Moments) -> SitePosterior:
-    mean, variance = (np.asarray(x) for x in found)
-
-    def sample(rng_key: Array, num_samples: int) -> Array:
-        noise_of = jax.random.normal(rng_key, (num_samples, mean.size), mean.dtype)
-        drawn: Array = mean + np.sqrt(variance) * noise_of
-        return drawn.reshape(num_samples, *shape)
-
-    return SitePosterior(name, shape, lambda: mean, lambda: variance, lambda: jnp.diag(jnp.asarray(variance)), sample)
 
 
 def _check_same(name: str | None, fitted: Array, found: Array) -> None:

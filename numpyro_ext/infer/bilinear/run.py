@@ -36,7 +36,7 @@ from .marginals.places import site_places
 from .marginals.prediction import draw_predictors, expected_means, log_predictive_counts
 from .programs import BilinearPrograms
 
-__all__ = ["BilinearRun"]
+__all__ = ["BilinearRun", "check_sizes"]
 
 _FOLD_STEPS = 200
 _WIDEST_PRODUCT = 9.0
@@ -192,7 +192,7 @@ class BilinearRun(FinishedRun):
         reading = read_like(
             self.reading, args, kwargs, self.rng_key, is_held_out=is_held_out, needs_observations=needs_observations
         )
-        _check_sizes(self.reading, reading, (0, 1), "Use fold_in for rows or columns that were not fitted.")
+        check_sizes(self.reading, reading, (0, 1), "Use fold_in for rows or columns that were not fitted.")
         form = self.programs.like(reading, self.space).form(reading.data, self.fit.hyper)
         self._check_priors((form.rows, form.columns), (0, 1))
         return reading, absorb_common(form, side_of_common)
@@ -345,7 +345,7 @@ class BilinearRun(FinishedRun):
                 f"side={'columns' if other else 'rows'!r}."
             )
         reading = read_like(self.reading, args, kwargs, self.rng_key, unlisted_cells=unlisted_cells)
-        _check_sizes(self.reading, reading, (other,), "That side is held and must be the same.")
+        check_sizes(self.reading, reading, (other,), "That side is held and must be the same.")
         space = UnconstrainedSpace(reading.hyper, self.fit.hyper)
         programs = self.programs.like(reading, space)
         self._check_priors(programs.priors(reading.data, self.fit.hyper), (other,))
@@ -368,7 +368,8 @@ def _moments(block: Block) -> Moments:
     return Moments(block.mean, jnp.diagonal(block.covariance, axis1=1, axis2=2) if is_full else block.covariance)
 
 
-def _check_sizes(old: BilinearReading, new: BilinearReading, sides: tuple[int, ...], advice: str) -> None:
+def check_sizes(old: BilinearReading, new: BilinearReading, sides: tuple[int, ...], advice: str) -> None:
+    """Refuse arguments on which some sides have other sizes than in the fit."""
     for side in sides:
         fitted, found = old.elements[side].shape, new.elements[side].shape
         if fitted != found:

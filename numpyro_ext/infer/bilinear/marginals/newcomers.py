@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....linalg.padding import places_within, rounded_up
 from ....structure.bilinear.form import Bilinear
-from ....structure.bilinear.noisy.form import NoiseSites, NoisyBilinear
+from ....structure.bilinear.noisy.form import Cuts, NoiseSites, NoisyBilinear
 from ....structure.errors import ModelStructureError
 from ...front.running.progress import warn
-from ..algorithms.messages import Moments, mean_of
+from ..algorithms.messages import Moments, as_message, mean_of
 from ..algorithms.ratings import cuts as cut_points
 from ..algorithms.ratings import iterations, newcomers, noise
 from ..algorithms.ratings.cuts import CutState
@@ -48,6 +49,7 @@ class Newcomers:
         shape ``(num_cells, num_levels)``.
     :param int side: 0 if rows are new, 1 if columns are.
     :param chosen: numbers of the new vectors.
+    :param float change: the largest of a mean in the last iteration, in its standard deviations and without damping.
     """
 
     met: Met
@@ -55,6 +57,7 @@ class Newcomers:
     frequencies: np.ndarray
     side: int
     chosen: np.ndarray
+    change: float = np.inf
 
     @classmethod
     def of(cls, fitted: Fitted, form: NoisyBilinear, side: int, chosen: np.ndarray) -> Self:
@@ -65,23 +68,30 @@ class Newcomers:
         np.add.at(counts, (np.asarray(seen), np.asarray(fitted.form.label)), 1.0)
         return cls(met, None, counts[np.asarray(other)], side, chosen)
 
-    def learned(self, slots: np.ndarray, num_used: int, *, tol: float, rule: Rule) -> Self:
+    def learned(self, slots: np.ndarray, num_used: int | np.ndarray, *, tol: float, rule: Rule) -> Self:
         """After the ratings in the first slots, from where the vectors are, while all else is held.
 
         :param slots: numbers of cells, shape ``(num_new, num_slots)``.
-        :param int num_used: slots with ratings.
+        :param num_used: slots with ratings, a number or one for each new vector.
         """
-        cells, is_used = jnp.asarray(slots), jnp.asarray(np.arange(slots.shape[1]) < num_used)
+        cells, is_used = jnp.asarray(slots), _first_slots(slots, num_used)
         before = newcomers.start(self.met, cells) if self.state is None else self.state
-        state, change = newcomers.learned(
-            self.met, before, cells, jnp.broadcast_to(is_used, cells.shape), jnp.asarray(tol), rule=rule
-        )
-        if not float(change) < tol:
+        state, found = newcomers.learned(self.met, before, cells, is_used, jnp.asarray(tol), rule=rule)
+        change = float(found)
+        if not change < tol:
             warn(
                 "The vectors of newcomers have not converged: the largest change of a mean, in standard deviations, is "
-                f"{float(change):.2g}, the tolerance {tol:.2g}."
+                f"{change:.2g}, the tolerance {tol:.2g}."
             )
-        return dataclasses.replace(self, state=state)
+        return dataclasses.replace(self, state=state, change=change)
+
+    def of_every_rating(self, *, tol: float, rule: Rule) -> tuple[Self, float]:
+        """After all ratings of each newcomer, with an estimate of the log probability of these."""
+        slots, number = _slots(np.asarray(self.met.person), len(self.chosen))
+        found = self.learned(slots, number, tol=tol, rule=rule)
+        assert found.state is not None
+        values = newcomers.log_evidence(self.met, found.state, jnp.asarray(slots), _first_slots(slots, number))
+        return found, float(jnp.sum(values))
 
     def of_all(self, fitted: Fitted) -> Self:
         """The same newcomers after a fit that has seen their ratings, as :func:`with_cells` makes it."""
@@ -90,6 +100,41 @@ class Newcomers:
         mean, variance = (x[chosen] for x in (fitted.messages.rows, fitted.messages.columns)[self.side].seen)
         vectors = Moments(mean, variance[:, :, None] * jnp.eye(mean.shape[1], dtype=mean.dtype))
         return dataclasses.replace(self, met=met, state=newcomers.known(met, vectors))
+
+    def in_place_of_priors(self, fitted: Fitted) -> tuple[NoisyBilinear, NoiseState]:
+        """The model of their cells with the posterior in the place of the priors, and messages that add nothing.
+
+        :param Fitted fitted: the fit, which says all that is not the newcomers'.
+        """
+        assert self.state is not None
+        form, own = self.met.form, iter(self.state.noise)
+        owned = _owned(fitted, form, self.side, np.asarray(self.met.person))
+        scales = []
+        for scale, start, said, is_own in zip(
+            form.scales, fitted.form.scales, fitted.messages.scales, owned.scales, strict=True
+        ):
+            gamma = gamma_of(start, said, of_groups=True)
+            if is_own:
+                pairs = zip(scale[1:], next(own), strict=True)
+                gamma = GammaMessage(*(owned.put(x, scale.group, y[owned.vector]) for x, y in pairs))
+            scales.append(scale._replace(shape=gamma.shape, rate=gamma.rate))
+        mean, covariance = self.state.vectors
+        seen = [fitted.messages.rows.seen, fitted.messages.columns.seen]
+        seen[self.side] = Moments(mean, jnp.diagonal(covariance, axis1=1, axis2=2))
+        form = form._replace(scales=tuple(scales))
+        messages = noise.init(form, *seen)._replace(sides=fitted.messages.sides)
+        if form.cuts is None:
+            return form, messages
+        elements, parents = cut_points.posterior(fitted.form, fitted.messages.cuts)
+        if owned.cuts:
+            assert self.state.cuts is not None
+            latent = self.state.cuts._replace(mean=self.state.cuts.mean - form.thresholds)
+            pairs = zip(_prior_of_cuts(form.cuts, parents), latent, strict=True)
+            elements = Moments(*(owned.put(x, form.cuts.element, y[owned.first]) for x, y in pairs))
+        if parents is not None:
+            cuts = form.cuts._replace(parent_mean=parents.mean, parent_variance=parents.variance)
+            form = form._replace(cuts=cuts)
+        return form, messages._replace(cuts=messages.cuts._replace(prior=as_message(elements)))
 
     @cached_property
     def predictive(self) -> np.ndarray:
@@ -102,6 +147,18 @@ class Newcomers:
         assert self.state is not None
         weights = jnp.full(white.shape[0], 1.0 / white.shape[0], white.dtype)
         return newcomers.information(self.met, self.state, white, weights)
+
+
+def _slots(person: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cells of each of so many vectors, filled up to a number of slots that many data share, and how many there are."""
+    number = np.bincount(person, minlength=num)
+    slots = np.zeros((num, rounded_up(int(number.max(initial=1)), 2)), int)
+    slots[person, places_within(person, num)] = np.arange(person.size)
+    return slots, number
+
+
+def _first_slots(slots: np.ndarray, num_used: int | np.ndarray) -> Array:
+    return jnp.asarray(np.arange(slots.shape[1]) < np.broadcast_to(num_used, len(slots))[:, None])
 
 
 def with_cells(fitted: Fitted, more: NoisyBilinear, rule: Rule) -> Fitted:
@@ -155,43 +212,115 @@ def met_by(fitted: Fitted, form: NoisyBilinear, side: int, chosen: np.ndarray, *
     :return: with the new vectors in this order.
     :raises ModelStructureError: if noise or cut points belong neither to one side nor to all cells, naming the site.
     """
-    rows_or_columns = (form.cells.row_index, form.cells.column_index)[side]
-    form = form.taken(jnp.asarray(np.flatnonzero(np.isin(np.asarray(rows_or_columns), chosen))))
-    index = [np.asarray(x) for x in (form.cells.row_index, form.cells.column_index)]
-    own, other = index[side], index[1 - side]
+    index = (form.cells.row_index, form.cells.column_index)
+    form = form.taken(jnp.asarray(np.flatnonzero(np.isin(np.asarray(index[side]), chosen))))
+    own, other = _index(form, side)
     person = np.searchsorted(chosen, own)
-    first = np.unique(person, return_index=True)[1]
+    owned = _owned(fitted, form, side, person)
     block = (fitted.messages.rows, fitted.messages.columns)[1 - side].seen
     prior = prior_message(form.sides[side], fitted.messages.sides[side])
     coefficient, offset = _seen_from(form.cells, side, block, jnp.asarray(other))
     noise, own_noise = form.noise, []
-    for name, scale, start, said in zip(
-        fitted.sites.scales, form.scales, fitted.form.scales, fitted.messages.scales, strict=True
+    for name, scale, start, said, is_own in zip(
+        fitted.sites.scales, form.scales, fitted.form.scales, fitted.messages.scales, owned.scales, strict=True
     ):
-        group = np.asarray(scale.group)
-        if _belongs_to(name, group[:, None], person, other, scale.shape.size == start.shape.size == 1):
-            gamma = gamma_of(start, said, of_groups=True) if is_fitted else GammaMessage(scale.shape, scale.rate)
-            own_noise.append(GammaMessage(*(x[group[first]] for x in gamma)))
+        gamma = gamma_of(start, said, of_groups=True)
+        if is_own:
+            gamma = gamma if is_fitted else GammaMessage(scale.shape, scale.rate)
+            own_noise.append(GammaMessage(*(owned.of_vectors(x, scale.group, len(chosen)) for x in gamma)))
         else:
-            gamma = gamma_of(start, said, of_groups=True)
             _check_size(name, gamma.shape, scale.shape)
             noise = noise * (gamma.rate / (gamma.shape + 1.0))[scale.group]
     held_cuts, own_cuts = None, None
     if form.cuts is not None and fitted.sites.cuts is not None:
         elements, parents = cut_points.posterior(fitted.form, fitted.messages.cuts)
-        element = np.asarray(form.cuts.element)
-        if _belongs_to(
-            fitted.sites.cuts, element, person, other, form.cuts.mean.size == elements.mean.size == element.shape[1]
-        ):
-            prior_cuts = Moments(form.cuts.mean, form.cuts.variance)
-            if form.cuts.parent is not None and parents is not None:
-                prior_cuts = Moments(*(x + y[form.cuts.parent] for x, y in zip(prior_cuts, parents, strict=True)))
-            own_cuts = Moments(*(x[element[first]] for x in (elements if is_fitted else prior_cuts)))
+        if owned.cuts:
+            moments = elements if is_fitted else _prior_of_cuts(form.cuts, parents)
+            own_cuts = Moments(*(owned.of_vectors(x, form.cuts.element, len(chosen)) for x in moments))
         else:
             _check_size(fitted.sites.cuts, elements.mean, form.cuts.mean)
-            held_cuts = Moments(*(x[element] for x in elements))
+            held_cuts = Moments(*(x[form.cuts.element] for x in elements))
     vectors = Moments(*(x[jnp.asarray(chosen)] for x in (mean_of(prior), 1.0 / prior.precision)))
     return Met(form, jnp.asarray(person), vectors, coefficient, offset, noise, held_cuts, own_cuts, tuple(own_noise))
+
+
+def _index(form: NoisyBilinear, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors of a side, and of the other, that cells have."""
+    rows, columns = (np.asarray(x) for x in (form.cells.row_index, form.cells.column_index))
+    return (rows, columns) if side == 0 else (columns, rows)
+
+
+def _prior_of_cuts(cuts: Cuts, parents: Moments | None) -> Moments:
+    """Prior moments of cut points, given what a fit knows of their prior means."""
+    prior = Moments(cuts.mean, cuts.variance)
+    if cuts.parent is None or parents is None:
+        return prior
+    return Moments(*(x + y[cuts.parent] for x, y in zip(prior, parents, strict=True)))
+
+
+class _Owned(NamedTuple):
+    """Which noise and cut points new vectors have of their own."""
+
+    scales: tuple[bool, ...]
+    cuts: bool
+    vector: np.ndarray
+    """New vectors with cells."""
+    first: np.ndarray
+    """First cell of each of these."""
+
+    def of_vectors(self, values: Array, element: Array, num: int) -> Array:
+        """Values of the elements of each of so many vectors; without cells they have some, of which nobody hears."""
+        own = np.asarray(element)[self.first]
+        places = np.zeros((num, *own.shape[1:]), int)
+        places[self.vector] = own
+        return values[places]
+
+    def put(self, values: Array, element: Array, own: Array) -> Array:
+        """Values of all elements, with those of the vectors in their places.
+
+        :param own: of the vectors with cells.
+        """
+        return values.at[np.asarray(element)[self.first]].set(own)
+
+
+def _owned(fitted: Fitted, form: NoisyBilinear, side: int, person: np.ndarray) -> _Owned:
+    """Ownership of the sites of a fit.
+
+    :param person: new vector of each cell of the form.
+    :raises ModelStructureError: see :func:`met_by`.
+    """
+    before, other = _index(fitted.form, side), _index(form, side)[1]
+
+    def is_own(name: str | None, element: Array, fitted_element: Array, size: int, fitted_size: int) -> bool:
+        old, new = (np.asarray(x).reshape(len(x), -1) for x in (fitted_element, element))
+        if size == fitted_size == new.shape[1]:
+            return False
+        # few new cells may leave it open, those of the fit hardly
+        may_be_own = _tells(before[0], old) and _tells(person, new) and _tells(new, person)
+        may_be_held = _tells(np.append(before[1], other), np.concatenate([old, new]))
+        if may_be_own == may_be_held:
+            raise ModelStructureError(
+                f"latent site '{name}' has elements that belong {'to' if may_be_own else 'neither to'} one new vector "
+                f"each {'and' if may_be_own else 'nor'} to the vectors of the other side: new vectors need noise and "
+                "cut points of one side, or of all cells.",
+                site=name,
+            )
+        return may_be_own
+
+    scales = tuple(
+        is_own(name, scale.group, start.group, scale.shape.size, start.shape.size)
+        for name, scale, start in zip(fitted.sites.scales, form.scales, fitted.form.scales, strict=True)
+    )
+    cuts, old, owns_cuts = form.cuts, fitted.form.cuts, False
+    if cuts is not None and old is not None:
+        owns_cuts = is_own(fitted.sites.cuts, cuts.element, old.element, cuts.mean.size, old.mean.size)
+    return _Owned(scales, owns_cuts, *np.unique(person, return_index=True))
+
+
+def _tells(one: np.ndarray, other: np.ndarray) -> bool:
+    """True if cells with the same number in the first array have the same in the other."""
+    one, other = (x.reshape(len(x), -1) for x in (one, other))
+    return len(np.unique(np.concatenate([one, other], 1), axis=0)) == len(np.unique(one, axis=0))
 
 
 def _seen_from(cells: Bilinear, side: int, block: Moments, other: Array) -> tuple[Moments, Moments]:
@@ -212,31 +341,6 @@ def _seen_from(cells: Bilinear, side: int, block: Moments, other: Array) -> tupl
         center = center + jnp.sum(linear[1 - side] * mean, 1)
         width = jnp.sum(linear[1 - side] ** 2 * variance, 1)
     return Moments(at, spread), Moments(center, width)
-
-
-def _belongs_to(name: str, elements: np.ndarray, person: np.ndarray, other: np.ndarray, is_common: bool) -> bool:
-    """True if each new vector has elements of its own, false if the other side, or all cells together, have them.
-
-    :param elements: that each cell sees, shape ``(num_cells, k)``.
-    :param bool is_common: whether all cells see all of them, in the fit as well.
-    :raises ModelStructureError: if neither is so.
-    """
-    if is_common:
-        return False
-
-    def num_pairs(*index: np.ndarray) -> int:
-        return len(np.unique(np.stack(index), axis=1).T)
-
-    pairs, number = num_pairs(person, *elements.T), np.unique(person).size
-    if pairs == number and num_pairs(*elements.T) == number:
-        return True
-    if num_pairs(other, *elements.T) == np.unique(other).size:
-        return False
-    raise ModelStructureError(
-        f"latent site '{name}' has elements that belong neither to one new vector each nor to the vectors of the other "
-        "side: with a cold start its noise or cut points are those of one side, or of all cells.",
-        site=name,
-    )
 
 
 def _check_size(name: str, fitted: Array, found: Array) -> None:

@@ -24,10 +24,12 @@ from . import cuts as cut_points
 from .noise import Levels, levels_heard, noise_variances
 from .variances import GammaMessage, Rule, gamma_of
 
-__all__ = ["Met", "NewState", "information", "known", "learned", "predictive", "start"]
+__all__ = ["Met", "NewState", "information", "known", "learned", "log_evidence", "predictive", "start"]
 
 _MOST_STEPS = 200
 _DAMPING = 0.7
+_LEAST_OF_PRIOR = 0.5
+"""Share of the prior precision of new vectors that the width of predictors leaves at least."""
 _BLOCK = 4096
 """Cells at a time whose points are visited one after the other, from fast memory."""
 
@@ -143,6 +145,37 @@ def learned(
     )
     levels = levels._replace(cuts=said, scales=tuple(_where_used(used, scale) for scale in levels.scales))
     return _answers(met, form, vectors, levels), change
+
+
+@jax.jit
+def log_evidence(met: Met, state: NewState, cells: Array, is_used: Array) -> Array:
+    """Estimates of the log probability of the levels of each new vector, shape ``(num_new,)``.
+
+    Those of expectation propagation for the vectors, at the modes of all noise. They are no bounds.
+
+    :param NewState state: from :func:`learned`, with the same cells.
+    """
+    assert state.levels is not None
+    flat, (shift, precision) = cells.reshape(-1), state.levels.factor
+    vectors, cavity = _solved(met, state.vectors, flat, state.levels.factor)
+    noise, cuts = (jax.tree.map(lambda x: x[flat], found) for found in _noise_and_cuts(met, state))
+    chance = cut_points.level_probabilities(cavity, cuts, noise)
+    own = jnp.take_along_axis(chance, jnp.clip(met.form.label[flat], 0, met.num_levels - 1)[:, None], 1)[:, 0]
+    rest, center = _rest(met, state.vectors, flat), met.offset.mean[flat]
+    # of each factor: what it is of a predictor with its mean at a vector of zero, which the vectors go on from
+    values = jnp.log(own) + _log_mean(center, rest, shift, precision) - _log_mean(*cavity, shift, precision)
+    value = jnp.sum(jnp.where(is_used.reshape(-1), values, 0.0).reshape(is_used.shape), 1)
+
+    mean, spread = met.prior
+    pull = jnp.linalg.solve(vectors.variance, vectors.mean[..., None])[..., 0]
+    value += 0.5 * jnp.sum(pull * vectors.mean - mean**2 / spread - jnp.log(spread), 1)
+    return value + jnp.sum(jnp.log(jnp.diagonal(cholesky(vectors.variance), axis1=1, axis2=2)), 1)
+
+
+def _log_mean(mean: Array, variance: Array, shift: Array, precision: Array) -> Array:
+    """Logs of the expectations of ``exp(shift x - precision x**2 / 2)`` over Gaussian numbers."""
+    wider = 1.0 + variance * precision
+    return 0.5 * ((2.0 * mean * shift + variance * shift**2 - mean**2 * precision) / wider - jnp.log(wider))
 
 
 @jax.jit
@@ -304,7 +337,9 @@ def _solved(met: Met, vectors: Moments, cells: Array, factor: Message) -> tuple[
     precision, shift = factor.precision * heard, (factor.shift - factor.precision * center) * heard
     at = met.coefficient.mean[cells].reshape(num, -1, size)
     total = jnp.einsum("psi,ps,psj->pij", at, precision.reshape(num, -1), at)
-    total += (1.0 / met.prior.variance)[:, :, None] * jnp.eye(size, dtype=at.dtype)
+    wide = _said_by_width(met, vectors, cells, precision, shift)
+    diagonal = (1.0 + jnp.maximum(wide * met.prior.variance, _LEAST_OF_PRIOR - 1.0)) / met.prior.variance
+    total += diagonal[:, :, None] * jnp.eye(size, dtype=at.dtype)
     pull = met.prior.mean / met.prior.variance + jnp.einsum("psi,ps->pi", at, shift.reshape(num, -1))
     identity = jnp.broadcast_to(jnp.eye(size, dtype=at.dtype), total.shape)
     root = solve_lower(cholesky(total), identity)
@@ -315,6 +350,19 @@ def _solved(met: Met, vectors: Moments, cells: Array, factor: Message) -> tuple[
     left = jnp.maximum(1.0 - variance * precision, jnp.finfo(at.dtype).eps)
     cavity = Moments(center + (own - variance * shift) / left, variance / left + rest)
     return Moments(mean, covariance), cavity
+
+
+def _said_by_width(met: Met, vectors: Moments, cells: Array, precision: Array, shift: Array) -> Array:
+    """Precisions of vectors that say how wide the uncertainty of what multiplies them makes predictors.
+
+    To first order in that width. Levels that are far from predictors say that it is larger, and so do large vectors.
+    """
+    num, size = met.prior.mean.shape
+    mean, covariance = (x[met.person[cells]] for x in vectors)
+    at = met.coefficient.mean[cells]
+    square = (shift - precision * jnp.sum(at * mean, 1)) ** 2
+    square += precision**2 * jnp.einsum("ni,nij,nj->n", at, covariance, at)
+    return jnp.sum(((precision - square)[:, None] * met.coefficient.variance[cells]).reshape(num, -1, size), 1)
 
 
 def _change(form: NoisyBilinear, before: tuple[Moments, Levels], after: tuple[Moments, Levels]) -> Array:
