@@ -19,8 +19,15 @@ from numpyro_ext.distributions import OrderedProbit
 from numpyro_ext.infer import BilinearEP
 from numpyro_ext.infer.bilinear.algorithms import hybrid
 from numpyro_ext.infer.bilinear.algorithms.messages import Message, Moments, as_message, mean_of, times
+from numpyro_ext.infer.bilinear.algorithms.ratings import iterations
 from numpyro_ext.infer.bilinear.algorithms.ratings.cuts import level_probabilities, step_messages
-from numpyro_ext.infer.bilinear.algorithms.ratings.noise import init, without_factor
+from numpyro_ext.infer.bilinear.algorithms.ratings.noise import (
+    ALL_SWEEPS,
+    FEW_SWEEPS,
+    NoiseInfo,
+    init,
+    without_factor,
+)
 from numpyro_ext.infer.bilinear.algorithms.ratings.side_hyper import SidePosterior, rescaled
 from numpyro_ext.infer.bilinear.algorithms.ratings.variances import GammaMessage, matched_gamma, share_of_way
 from numpyro_ext.infer.bilinear.noise_run import NoisyModel
@@ -276,6 +283,14 @@ def test_a_cell_that_explains_its_predictor_leaves_a_share_of_the_prior():
     np.testing.assert_allclose(left.precision, np.maximum(2.0 - said, least), rtol=1e-10)
     assert np.any(2.0 - said < least) and np.any(2.0 - said > least)
     np.testing.assert_allclose(left.shift, 2.0 - said, rtol=1e-10, atol=1e-12)
+
+
+def test_nothing_has_settled_before_all_sweeps():
+    """After few sweeps vectors may have a long way left that they go slowly."""
+    still = NoiseInfo(jnp.asarray(1e-6), jnp.asarray(0), jnp.asarray(0))
+    state = iterations.Paced(None, jnp.asarray(0.9), jnp.asarray(1e-6), jnp.asarray(40), jnp.asarray(FEW_SWEEPS))
+    assert not iterations.has_settled(state, still, 5, 1e-4)
+    assert iterations.has_settled(state._replace(num_sweeps=jnp.asarray(ALL_SWEEPS)), still, 5, 1e-4)
 
 
 def uneven(user, item, rating):
