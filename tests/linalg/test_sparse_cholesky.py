@@ -48,6 +48,15 @@ def joined_cliques(number, size, common):
     return SparsePattern.of(len(apart), *np.nonzero(np.tril(apart, -1)))
 
 
+def map_with_noise(side):
+    """Nodes of a grid, one more unknown for each of them, and two that meet all."""
+    nodes, field = np.arange(side * side), grid(side)
+    is_apart = field.rows != field.columns
+    ends = [(field.rows[is_apart], field.columns[is_apart]), (nodes + nodes.size, nodes)]
+    ends += [(np.full(2 * nodes.size, 2 * nodes.size + k), np.arange(2 * nodes.size)) for k in (0, 1)]
+    return SparsePattern.of(2 * nodes.size + 2, *(np.concatenate([pair[k] for pair in ends]) for k in (0, 1)))
+
+
 PATTERNS = {
     "one node": SparsePattern.of(1, [], []),
     "diagonal": SparsePattern.of(7, [], []),
@@ -62,6 +71,7 @@ PATTERNS = {
     "fronts that padding makes large": joined_cliques(3, 50, 45),
     "grid": grid(20),
     "tree": random_tree(300),
+    "map with noise": map_with_noise(9),
     "disconnected": random_pattern(200, 90, 2),
     "much fill": random_pattern(250, 900, 3),
     "some fill": random_pattern(250, 350, 4),
@@ -131,6 +141,13 @@ def test_beside_dense(name):
     assert sorted(analysis.order) == list(range(pattern.size))
     assert analysis.length >= analysis.fill
     check_on_host(pattern, analysis.order, analysis.batches)
+
+
+def test_noise_of_areas_is_eliminated_on_its_own():
+    areas = 81
+    first = analyse(map_with_noise(9)).batches[0]
+    assert first.shape[1] == 1 and first.shape[0] >= areas - 2
+    assert np.all(np.diff(np.sort(first.rows.ravel())[: areas - 2]) > 0)  # no two of them meet the same area
 
 
 @pytest.mark.parametrize("side", [30, 45, 60])

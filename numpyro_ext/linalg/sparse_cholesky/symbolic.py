@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .elimination_tree import EliminationTree
-from .front_times import LARGEST_BATCHED, seconds_of_front, share_sizes
+from .front_times import LARGEST_BATCHED, seconds_of_front, seconds_of_leaf, share_sizes
 from .pattern import SparsePattern
 
 __all__ = ["Batch", "Children", "make_batches"]
@@ -137,7 +137,12 @@ def _relaxed_supernodes(tree: EliminationTree) -> tuple[_Supernodes, NDArray[np.
     parent = np.append(owner, number)[tree.parent[last]].tolist()
     below = (tree.counts[last] - 1).tolist()
     own = (last - start + 1).tolist()
-    seconds = [seconds_of_front(k, b) for k, b in zip(own, below, strict=True)]
+    has_children = np.zeros(number + 1, bool)
+    has_children[parent] = True
+    seconds = [
+        seconds_of_front(k, b) if is_parent else seconds_of_leaf(k, b)
+        for k, b, is_parent in zip(own, below, has_children.tolist(), strict=False)
+    ]
     into = list(range(number))
     for node in range(number):  # children come before parents, so their own columns are known
         above = parent[node]
