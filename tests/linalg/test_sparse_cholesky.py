@@ -10,12 +10,15 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import scipy.sparse.linalg
+import scipy.stats
 from jax.test_util import check_grads
 
 from numpyro_ext.linalg.sparse_cholesky import SparsePattern, analyse, factorise, numeric, ordering
 from numpyro_ext.linalg.sparse_cholesky import analysis as analysis_module
 from numpyro_ext.linalg.sparse_cholesky.elimination_tree import elimination_tree
+from numpyro_ext.linalg.sparse_cholesky.primitive import white_noise
 from numpyro_ext.linalg.sparse_cholesky.symbolic import make_batches
+from tests.monte_carlo import assert_close_covariance, assert_close_means
 from tests.tiers import thorough
 
 
@@ -317,6 +320,20 @@ def test_values_of_other_types(convert):
     expected = np.linalg.solve([[4.0, 1.0, 0.0], [1.0, 5.0, 2.0], [0.0, 2.0, 6.0]], [1.0, 2.0, 3.0])
     found = factorise(pattern, values).solve(np.array([1, 2, 3]))
     np.testing.assert_allclose(found, expected, rtol=1e-6 if found.dtype == jnp.float32 else 1e-14)
+
+
+@pytest.mark.float32
+def test_white_noise():
+    draw = jax.jit(lambda key: white_noise(key, (40_000, 3), float))
+    found = np.asarray(draw(jax.random.key(0)), float)
+    assert_close_means(found, np.zeros(3))
+    assert_close_covariance(found, np.eye(3))
+    assert scipy.stats.kstest(found.ravel(), scipy.stats.norm.cdf).pvalue > 1e-3
+    # the same numbers of the same key, whatever the program
+    np.testing.assert_array_equal(white_noise(jax.random.PRNGKey(0), (40_000, 3), float), found)
+    both = jax.vmap(lambda key: white_noise(key, (5,), float))(jax.random.split(jax.random.key(1)))
+    np.testing.assert_array_equal(both[1], white_noise(jax.random.split(jax.random.key(1))[1], (5,), float))
+    assert np.all(np.asarray(both[0]) != np.asarray(both[1]))
 
 
 @pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])

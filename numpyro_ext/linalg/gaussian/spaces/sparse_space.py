@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax, random
+from jax import Array, lax
 
 from ...cholesky import LARGEST_DENSE, cholesky, half_log_determinant, solve_lower
 from ...frozen_pytree import frozen_pytree
 from ...sparse_cholesky import SparseFactor, factorise
-from ...sparse_cholesky.primitive import multiply
+from ...sparse_cholesky.primitive import multiply, white_noise
 from ...sparse_krylov import Estimate, KrylovFactor
 from ..design import DenseDesign, Design, SparseRows
 from ..marginals import Marginals, NotSequential, cavity_ratio
@@ -319,7 +319,7 @@ class SparsePosterior(_OnlyParallel):
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Exact draws of the unknowns by a triangular solve, shape ``(num_samples, num_columns)``."""
         size = self.shift.size
-        noise = random.normal(rng_key, (size + self.added.shape[1], num_samples), self.shift.dtype)
+        noise = white_noise(rng_key, (size + self.added.shape[1], num_samples), self.shift.dtype)
         draws = self.factor.half_solve(noise[:size])
         if self.removed.shape[1]:
             directions = self.space.directions
