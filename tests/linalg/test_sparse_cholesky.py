@@ -16,7 +16,7 @@ from jax.test_util import check_grads
 from numpyro_ext.linalg.sparse_cholesky import SparsePattern, analyse, factorise, numeric, ordering
 from numpyro_ext.linalg.sparse_cholesky import analysis as analysis_module
 from numpyro_ext.linalg.sparse_cholesky.elimination_tree import elimination_tree
-from numpyro_ext.linalg.sparse_cholesky.primitive import white_noise
+from numpyro_ext.linalg.sparse_cholesky.primitive import factorise_and_solve, multiply, white_noise
 from numpyro_ext.linalg.sparse_cholesky.symbolic import make_batches
 from tests.monte_carlo import assert_close_covariance, assert_close_means
 from tests.tiers import thorough
@@ -320,6 +320,49 @@ def test_values_of_other_types(convert):
     expected = np.linalg.solve([[4.0, 1.0, 0.0], [1.0, 5.0, 2.0], [0.0, 2.0, 6.0]], [1.0, 2.0, 3.0])
     found = factorise(pattern, values).solve(np.array([1, 2, 3]))
     np.testing.assert_allclose(found, expected, rtol=1e-6 if found.dtype == jnp.float32 else 1e-14)
+
+
+@pytest.mark.float32
+@pytest.mark.parametrize("name", ["star", "grid", "map with noise", "diagonal", "one node"])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_products(name, shape):
+    """Rows of like lengths and others, and their derivatives."""
+    pattern = PATTERNS[name]
+    values = jnp.asarray(random_values(pattern))
+    x, weight = jnp.asarray(np.random.default_rng(1).standard_normal((2, pattern.size, *shape)))
+
+    def of(product):
+        return jax.value_and_grad(lambda *args: jnp.sum(weight * product(*args)), (0, 1))(values, x)
+
+    assert_close(multiply(pattern, values, x), dense(pattern, values) @ x)
+    found, expected = (of(f) for f in (lambda *a: multiply(pattern, *a), lambda v, x: dense(pattern, v) @ x))
+    jax.tree.map(assert_close, found, expected)
+
+
+@pytest.mark.parametrize("shape", [(3,), pytest.param((), marks=pytest.mark.thorough)])
+def test_factor_and_solution_by_one_call(shape):
+    """Values, first and second derivatives, also those in the right-hand sides alone."""
+    b = jnp.asarray(np.random.default_rng(2).standard_normal((PATTERN.size, *shape)))
+
+    def ours(values, b):
+        factor, x = factorise_and_solve(PATTERN, values, b)
+        return factor.log_determinant + jnp.sum(jnp.sin(x))
+
+    def by_dense(values, b):
+        matrix = dense(PATTERN, values)
+        return jnp.linalg.slogdet(matrix)[1] + jnp.sum(jnp.sin(jnp.linalg.solve(matrix, b)))
+
+    both = jnp.asarray(VALUES), b
+    _, x = factorise_and_solve(PATTERN, *both)
+    assert_close(x, jnp.linalg.solve(dense(PATTERN, VALUES), b))
+    for make in (lambda f: jax.grad(f, (0, 1)), lambda f: jax.jacfwd(f, 1), jax.hessian):
+        found, expected = (jax.jit(make(f))(*both) for f in (ours, by_dense))
+        jax.tree.map(assert_close, found, expected)
+
+
+def test_solution_of_an_indefinite_matrix_is_nan():
+    factor, x = factorise_and_solve(PATTERN, -jnp.asarray(VALUES), jnp.asarray(RIGHT))
+    assert np.isnan(factor.log_determinant) and np.all(np.isnan(x))
 
 
 @pytest.mark.float32

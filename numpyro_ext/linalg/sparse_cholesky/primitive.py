@@ -20,7 +20,10 @@ from . import numeric
 from .analysis import analyse
 from .pattern import SparsePattern
 
-__all__ = ["SparseFactor", "factorise", "multiply", "one_without_derivative", "white_noise"]
+__all__ = ["SparseFactor", "factorise", "factorise_and_solve", "multiply", "one_without_derivative", "white_noise"]
+
+_MOST_PADDED = 3.0
+"""Entries with padding, in those without, up to which rows are padded to the longest for products with vectors."""
 
 
 @frozen_pytree
@@ -119,6 +122,26 @@ def factorise(pattern: SparsePattern, values: ArrayLike) -> SparseFactor:
     :raises ValueError: if ``values`` has another shape, or the factor would not fit (:func:`analyse`).
     :raises TypeError: if ``values`` are complex.
     """
+    values = _checked_values(pattern, values)
+    words, log_determinant = _callback(pattern, _factorise, _of_factor(pattern, values), lax.stop_gradient(values))
+    return SparseFactor(values, words, log_determinant, pattern)
+
+
+def factorise_and_solve(pattern: SparsePattern, values: ArrayLike, b: Array) -> tuple[SparseFactor, Array]:
+    """:func:`factorise` and the answer of :meth:`SparseFactor.solve`, by one call of the host.
+
+    :param SparsePattern pattern: entries of the lower triangle.
+    :param values: as for :func:`factorise`.
+    :param jax.Array b: right-hand sides, shape (n,) or (n, k).
+    """
+    values, b = _promoted(_checked_values(pattern, values), b)
+    result = *_of_factor(pattern, values), jax.ShapeDtypeStruct(b.shape, b.dtype)
+    sides = lax.stop_gradient((values, b))
+    words, log_determinant, x = _callback(pattern, _factorise_and_solve, result, *sides)
+    return SparseFactor(values, words, log_determinant, pattern), _known_solution(pattern, values, words, b, x)
+
+
+def _checked_values(pattern: SparsePattern, values: ArrayLike) -> Array:
     values = jnp.asarray(values)
     if jnp.issubdtype(values.dtype, jnp.complexfloating):
         raise TypeError("factorise: the values of a sparse matrix are real numbers here, not complex.")
@@ -128,10 +151,13 @@ def factorise(pattern: SparsePattern, values: ArrayLike) -> SparseFactor:
             f"factorise: values have shape {values.shape}, the pattern has {pattern.num_entries} entries in its lower "
             "triangle. For several matrices of one pattern use jax.vmap."
         )
+    return values
+
+
+def _of_factor(pattern: SparsePattern, values: Array) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Shapes of the words of a factor and of its log determinant."""
     length = analyse(pattern).length
-    result = jax.ShapeDtypeStruct((2 * length,), jnp.uint32), jax.ShapeDtypeStruct((), values.dtype)
-    words, log_determinant = _callback(pattern, _factorise, result, lax.stop_gradient(values))
-    return SparseFactor(values, words, log_determinant, pattern)
+    return jax.ShapeDtypeStruct((2 * length,), jnp.uint32), jax.ShapeDtypeStruct((), values.dtype)
 
 
 def multiply(pattern: SparsePattern, values: Array, x: Array) -> Array:
@@ -139,8 +165,21 @@ def multiply(pattern: SparsePattern, values: Array, x: Array) -> Array:
     off = np.flatnonzero(pattern.rows != pattern.columns)
     rows = np.concatenate([pattern.rows, pattern.columns[off]])
     columns = np.concatenate([pattern.columns, pattern.rows[off]])
-    both = jnp.concatenate([values, values[off]])
-    terms = both.reshape(both.shape + (1,) * (x.ndim - 1)) * x[columns]
+    entries = np.concatenate([np.arange(pattern.num_entries), off])
+    own_axes = (1,) * (x.ndim - 1)
+    by_row = np.argsort(rows, kind="stable")
+    counts = np.bincount(rows, minlength=pattern.size)
+    width = int(counts.max(initial=0))
+    if width * pattern.size <= _MOST_PADDED * rows.size:
+        # the next entry of all rows after the other: sums by index take five times as long
+        starts, padded = np.cumsum(counts) - counts, jnp.append(values, 0)
+        total = jnp.zeros_like(x, dtype=jnp.result_type(values, x))
+        for k in range(width):
+            at = by_row[np.where(k < counts, starts + k, 0)]
+            entry = np.where(k < counts, entries[at], pattern.num_entries).astype(np.int32)
+            total += padded[entry].reshape(-1, *own_axes) * x[columns[at]]
+        return total
+    terms = values[entries].reshape(-1, *own_axes) * x[columns]
     return jnp.zeros_like(terms, shape=x.shape).at[rows].add(terms)
 
 
@@ -196,6 +235,13 @@ def _factorise(pattern: SparsePattern, values: NDArray[np.generic]) -> tuple[NDA
     return factor.view(np.uint32), numeric.log_determinant(batches, factor)
 
 
+def _factorise_and_solve(
+    pattern: SparsePattern, values: NDArray[np.generic], b: NDArray[np.generic]
+) -> tuple[NDArray[np.generic], float, NDArray[np.float64]]:
+    words, log_determinant = _factorise(pattern, values)
+    return words, log_determinant, _solve(pattern, words, b)
+
+
 def _doubles(words: NDArray[np.generic]) -> NDArray[np.float64]:
     return np.ascontiguousarray(words).view(np.float64)
 
@@ -246,6 +292,21 @@ def _tangent_on_host(
 
 
 # ---- derivatives ----
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _known_solution(pattern: SparsePattern, values: Array, words: Array, b: Array, raw: Array) -> Array:
+    return raw
+
+
+@_known_solution.defjvp
+def _known_solution_jvp(
+    pattern: SparsePattern, primals: tuple[Array, ...], tangents: tuple[Array, ...]
+) -> tuple[Array, Array]:
+    values, words, b, raw = primals
+    x = _known_solution(pattern, values, words, b, raw)
+    change = tangents[2] - multiply(pattern, tangents[0], x)
+    return x, SparseFactor(values, words, jnp.zeros((), values.dtype), pattern).solve(change)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -14,8 +14,8 @@ from jax import Array, lax
 
 from ...cholesky import LARGEST_DENSE, cholesky, half_log_determinant, solve_lower
 from ...frozen_pytree import frozen_pytree
-from ...sparse_cholesky import SparseFactor, factorise
-from ...sparse_cholesky.primitive import multiply, white_noise
+from ...sparse_cholesky import SparseFactor
+from ...sparse_cholesky.primitive import factorise_and_solve, multiply, white_noise
 from ...sparse_krylov import Estimate, KrylovFactor
 from ..design import DenseDesign, Design, SparseRows
 from ..marginals import Marginals, NotSequential, cavity_ratio
@@ -167,24 +167,16 @@ class SparseSpace(_OnlyParallel, OneBlock):
         values = self.precision + scales * self.layout.gram(self.rows_of_unknowns, site_precision)
         if self.anchored.size:
             values = values.at[jnp.asarray(pattern.diagonal)[self.anchored]].add(self.anchors)
-        elimination = self.layout.elimination
-        factor: SparseFactor | KrylovFactor
-        if held is not None:
-            factor = held.held(values)
-        else:
-            factor = factorise(pattern, values) if elimination is None else KrylovFactor(values, elimination)
         shift = self.scale * self.rows_of_unknowns.rmatvec(site_shift)
         number = self.directions.shape[1]
         if not number:
-            if isinstance(factor, KrylovFactor) and near is not None:
-                mean = factor.solve_near(shift, near[0])
-            else:
-                mean = factor.solve(shift)
+            factor, mean = self._factor_and_solution(values, shift, held, near)
             none, zero = jnp.zeros((shift.size, 0), shift.dtype), jnp.zeros((), shift.dtype)
             return SparsePosterior(self, site_precision, factor, shift, mean[None], none, none, none[:0], zero)
         root = jnp.sqrt(self.anchors)
         picked = jnp.zeros((shift.size, root.size), shift.dtype).at[self.anchored, jnp.arange(root.size)].set(root)
-        solved = factor.solve(jnp.concatenate([shift[:, None], self.directions, picked], axis=1))
+        sides = jnp.concatenate([shift[:, None], self.directions, picked], axis=1)
+        factor, solved = self._factor_and_solution(values, sides, held)
         mean, along, anchored = solved[:, 0], solved[:, 1 : 1 + number], solved[:, 1 + number :]
         # the covariance without what is along the directions is inv(H) - removed removed^T
         along_root = cholesky(self.directions.T @ along)
@@ -205,6 +197,18 @@ class SparseSpace(_OnlyParallel, OneBlock):
         # rounding along the directions would be seen by rows that do not see it of the prior
         mean -= self.directions @ (self.directions.T @ mean)
         return SparsePosterior(self, site_precision, factor, shift, mean[None], removed, added, along_root, half)
+
+    def _factor_and_solution(
+        self, values: Array, sides: Array, held: SparseFactor | None, near: Array | None = None
+    ) -> tuple[SparseFactor | KrylovFactor, Array]:
+        """Factor of the precision of given entries, or one that is held, and solutions of its equations."""
+        if held is not None:
+            known = held.held(values)
+            return known, known.solve(sides)
+        if self.layout.elimination is None:
+            return factorise_and_solve(self.layout.pattern, values, sides)
+        iterated = KrylovFactor(values, self.layout.elimination)
+        return iterated, iterated.solve(sides) if near is None else iterated.solve_near(sides, near[0])
 
 
 @frozen_pytree
