@@ -54,6 +54,8 @@ __all__ = [
 
 _SLOWEST_DECREASE = 0.5
 _BESIDE = 0.01
+_LAST_CHORD = 0.01
+"""Newton's decrement after which no further steps with one factor are taken, in the bound on it."""
 
 
 def init(form: LatentGaussian, *, space: Space = "auto") -> State:
@@ -129,7 +131,8 @@ def solve_and_hold(
         state = state._replace(coordinates=solved.coordinates, predictor=prior.predictor(solved.coordinates))
         trace, count = trace.at[0].set(first), jnp.asarray(1)
     else:
-        state, trace, count, volume = _steps(form, prior, state, trace, bound, rounding)
+        target = jnp.maximum(rounding, _LAST_CHORD * bound)
+        state, trace, count, volume = _steps(form, prior, state, trace, bound, target)
     value, slope, curvature = derivatives(form, state.predictor)
     objective = form.log_constant + jnp.sum(value) - 0.5 * prior.inner(state.coordinates, state.coordinates)
     objective = jnp.where(is_valid_prior(form.prior), objective, jnp.nan)
@@ -188,7 +191,7 @@ def _started(form: LatentGaussian, prior: LinearGaussian, state: State) -> State
 
 
 def _steps(
-    form: LatentGaussian, prior: LinearGaussian, state: State, trace: Array, bound: Array, rounding: Array | None
+    form: LatentGaussian, prior: LinearGaussian, state: State, trace: Array, bound: Array, target: Array | None
 ) -> tuple[State, Array, Array, Volume]:
     """Newton's steps up to the length of the trace: the last point, the trace, the number of steps and the volume."""
     Carry = tuple[State, Array, Array, Array, Volume]
@@ -199,7 +202,7 @@ def _steps(
 
     def advance(carry: Carry) -> Carry:
         state, trace, count, _, _ = carry
-        state, info, volume = newton_step(form, prior, state, rounding)
+        state, info, volume = newton_step(form, prior, state, target)
         return state, trace.at[count].set(info.objective), count + 1, info.step_length > 0, volume
 
     infinity = state.gradient_norm
