@@ -196,7 +196,7 @@ def white_noise(rng_key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Arr
     :param tuple shape: of the result.
     :param dtype: of its numbers.
     """
-    result = jax.ShapeDtypeStruct(shape, dtype)
+    result = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
     def on_host(words: object) -> NDArray[np.generic]:
         return np.random.default_rng(np.asarray(words)).standard_normal(shape).astype(result.dtype, copy=False)
