@@ -46,14 +46,14 @@ def _effects(name: str, num_groups: int) -> Any:
         return spread * numpyro.sample(f"effect_{name}", dist.Normal(0, 1))
 
 
-def _lines(x: Any, group: Any, num_groups: int, first: str, second: str) -> tuple[Any, Any]:
-    """Two predictors, each an intercept, a slope and effects of groups."""
+def _lines(x: Any, group: Any, num_groups: int, *names: str) -> list[Any]:
+    """Predictors that are each an intercept, a slope and effects of groups."""
     predictors = []
-    for name in (first, second):
+    for name in names:
         intercept = numpyro.sample(f"intercept_{name}", dist.Normal(0, 1))
         slope = numpyro.sample(f"slope_{name}", dist.Normal(0, 1))
         predictors.append(intercept + slope * x + _effects(name, num_groups)[group])
-    return predictors[0], predictors[1]
+    return predictors
 
 
 def _zero_inflated_data() -> Data:
@@ -165,8 +165,26 @@ def _categories_data() -> Data:
 
 
 def categories(x: Any, group: Any, y: Any) -> None:
-    first, second = _lines(x, group, 25, "first", "second")
-    numpyro.sample("y", dist.Categorical(logits=jnp.stack([jnp.zeros_like(first), first, second], axis=-1)), obs=y)
+    lines = _lines(x, group, 25, "first", "second")
+    numpyro.sample("y", dist.Categorical(logits=jnp.stack([jnp.zeros_like(lines[0]), *lines], axis=-1)), obs=y)
+
+
+def _more_categories_data(number: int) -> Data:
+    draws, group, x, _ = _grouped(25, 8)
+    slopes, levels = np.array([0.6, -0.4, 0.2, 0.5])[: number - 1], np.array([0.5, -0.3, 0.2, -0.2])[: number - 1]
+    eta = levels + slopes * x[:, None] + 0.6 * draws.normal(size=(25, number - 1))[group]
+    eta = np.pad(eta, ((0, 0), (1, 0)))
+    return x, group, np.argmax(eta + draws.gumbel(size=eta.shape), axis=1)
+
+
+def four_categories(x: Any, group: Any, y: Any) -> None:
+    lines = _lines(x, group, 25, "first", "second", "third")
+    numpyro.sample("y", dist.Categorical(logits=jnp.stack([jnp.zeros_like(lines[0]), *lines], axis=-1)), obs=y)
+
+
+def five_categories(x: Any, group: Any, y: Any) -> None:
+    lines = _lines(x, group, 25, "first", "second", "third", "fourth")
+    numpyro.sample("y", dist.Categorical(logits=jnp.stack([jnp.zeros_like(lines[0]), *lines], axis=-1)), obs=y)
 
 
 class Task(NamedTuple):
@@ -205,6 +223,12 @@ TASKS = {
     ),
     "three categories, effects on both": Task(
         categories, _categories_data, ("VG", "EP", "Laplace"), "10 / 1", "38 / 22", "10.2 / 1.7"
+    ),
+    "four categories, effects on all but one": Task(
+        four_categories, partial(_more_categories_data, 4), ("EP", "VG", "Laplace"), "15 to 25 / 4", "", ""
+    ),
+    "five categories, effects on all but one": Task(
+        five_categories, partial(_more_categories_data, 5), ("EP", "VG", "Laplace"), "", "refused", "refused"
     ),
 }
 

@@ -58,8 +58,8 @@ class EP(Engine):
     Accepts models in which, given the hyperparameters, some latent sites are jointly Gaussian (the field) and every
     observation depends on the field through one predictor affine in it: generalised linear and multilevel models,
     Gaussian processes, random walks, series in time by ``scan``, with any likelihood of one predictor or two, and up to
-    four categories with a predictor each. Everything else
-    latent, and every ``param`` site, is a hyperparameter and is set to the maximum of log evidence plus log prior.
+    six categories with a predictor each (four of counts, and of the multinomial probit). Everything else latent, and
+    every ``param`` site, is a hyperparameter and is set to the maximum of log evidence plus log prior.
     Other models are refused at :meth:`run` with a :class:`~numpyro_ext.structure.ModelStructureError` that says why.
 
     Each step costs one Cholesky factorisation in the number of observations or of unknowns, whichever is smaller; for
@@ -210,9 +210,9 @@ class EP(Engine):
         if isinstance(base, PlackettLucePotential):
             other = "as comparisons of two items"
         raise ModelStructureError(
-            f"EP matches moments of one or two predictors per observation, or of up to four categories, and site "
-            f"{name!r} has {base.dimension} predictors each. Use VariationalGaussian or LaplaceApproximation, or "
-            f"write the site {other}.",
+            "EP matches moments of one or two predictors per observation, of up to six categories, or of up to four "
+            f"where these are counts or probit, and site {name!r} has {base.dimension} predictors each. Use "
+            f"VariationalGaussian or LaplaceApproximation, or write the site {other}.",
             site=name,
         )
 

@@ -143,13 +143,41 @@ def test_moments_and_evidence_of_two_unknowns(model):
     np.testing.assert_allclose(engine.posterior["b"].sd, sd, rtol=0.04)
 
 
-def test_more_categories_than_a_lattice_has_dimensions_are_refused():
+@pytest.mark.parametrize(
+    ("outcome", "size"),
+    [
+        (lambda logits: dist.Categorical(logits=logits), 7),
+        pytest.param(MultinomialProbit, 5, marks=pytest.mark.thorough),
+    ],
+)
+def test_more_categories_than_rules_have_dimensions_are_refused(outcome, size):
     def many(y):
-        b = numpyro.sample("b", dist.Normal(0, 1).expand([5]))
-        numpyro.sample("y", dist.Categorical(logits=jnp.broadcast_to(b, (*y.shape, 5))), obs=y)
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([size]))
+        numpyro.sample("y", outcome(jnp.broadcast_to(b, (*y.shape, size))), obs=y)
 
-    with pytest.raises(ModelStructureError, match="up to four categories.*'y' has 5 predictors.*VariationalGaussian"):
+    told = f"up to six categories.*up to four.*'y' has {size} predictors.*VariationalGaussian"
+    with pytest.raises(ModelStructureError, match=told):
         _run(many, LABEL)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("size", [4, 5, 6])
+def test_moments_and_evidence_of_more_categories(size):
+    """Two unknowns behind the predictors of all categories, whose posterior is summed over a grid."""
+    slopes = np.linspace(-1.0, 1.0, size) ** 2
+    label = np.arange(12) * 7 % size
+
+    def model(y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([2]))
+        logits = b[0] * np.arange(size) / size + b[1] * slopes * X[:, None] + 0.3 * np.cos(np.arange(size))
+        numpyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+    engine = _run(model, label)
+    evidence, mean, covariance = _on_grid(model, (label,), half_width=6.0, num_nodes=121)
+    sd = np.sqrt(np.diagonal(covariance))
+    np.testing.assert_allclose(engine.log_evidence, evidence, atol=0.02)
+    np.testing.assert_allclose(engine.posterior["b"].mean, mean, atol=0.02 * sd.min())
+    np.testing.assert_allclose(engine.posterior["b"].sd, sd, rtol=0.02)
 
 
 @pytest.mark.slow

@@ -69,6 +69,10 @@ def test_moments_of_two_predictors(pinned, power):
             (SoftmaxPotential, 3, 0.05, 1e-8),
             (SoftmaxPotential, 3, 8.0, 1e-7),
             (SoftmaxPotential, 4, 1.0, 2e-6),
+            (SoftmaxPotential, 4, 4.0, 1e-4),
+            (SoftmaxPotential, 5, 1.0, 1e-5),
+            (SoftmaxPotential, 5, 3.0, 5e-4),
+            (SoftmaxPotential, 6, 0.7, 1e-4),
             (SoftmaxPotential, 2, 3.0, 1e-8),
             (MultinomialProbitPotential, 3, 1.0, 1e-7),
             (MultinomialProbitPotential, 2, 3.0, 1e-7),
@@ -165,12 +169,12 @@ def test_single_precision():
     assert np.all(np.isfinite(found.site_precision))
 
 
-@pytest.mark.parametrize("family", [SoftmaxPotential, MultinomialProbitPotential])
-def test_more_than_four_categories_have_none(family):
-    potential = family(np.array([0]), 5)
+@pytest.mark.parametrize(("family", "size"), [(SoftmaxPotential, 7), (MultinomialProbitPotential, 5)])
+def test_more_categories_have_none(family, size):
+    potential = family(np.array([0]), size)
     assert not potential.has_tilted_moments
-    with pytest.raises(NotImplementedError, match="5 predictors: no tilted moments"):
-        potential.tilted_moments(np.zeros((1, 5)), np.eye(5)[None])
+    with pytest.raises(NotImplementedError, match=f"{size} predictors: no tilted moments"):
+        potential.tilted_moments(np.zeros((1, size)), np.eye(size)[None])
 
 
 @needs_float64

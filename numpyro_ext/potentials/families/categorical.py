@@ -12,20 +12,22 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
+from ...linalg.short_axes import times_vector
 from ..base import potential
 from ..bounds.log_sum_exp import log_sum_exp_bound
 from ..integrals.multinomial_probit import multinomial_probit_derivatives
-from ..integrals.several_predictors.lattice_around_mode import LARGEST_LATTICE_DIMENSION
+from ..integrals.several_predictors.lattice_around_mode import LARGEST_LATTICE_DIMENSION, LatticeMoments
+from ..integrals.several_predictors.softmax_nodes import LARGEST_SOFTMAX_DIMENSION, softmax_moments
 from ..integrals.several_predictors.vector_quadrature import (
     LARGEST_TENSOR_DIMENSION,
     difference_expectation,
     log_concave_normaliser,
 )
 from ..vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMoments
-from ..vector_tilting import log_concave_moments
+from ..vector_tilting import log_concave_moments, moments_as_seen
 
 __all__ = ["LogSumExpPotential", "MultinomialLogitPotential", "MultinomialProbitPotential", "SoftmaxPotential"]
 
@@ -239,6 +241,44 @@ class SoftmaxPotential(LogSumExpPotential):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return jnp.shape(self.label)
+
+    @property
+    def has_tilted_moments(self) -> bool:  # type: ignore[override]
+        """True up to six categories."""
+        return self.num_categories - 1 <= LARGEST_SOFTMAX_DIMENSION
+
+    def tilted_moments(self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike = 1.0) -> VectorTiltedMoments:
+        r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, C)`, and the site that has them: see
+        :func:`~.integrals.several_predictors.softmax_nodes.softmax_moments`.
+
+        The cavity may be singular, as where a predictor is known. Of the results ``log_z`` alone has derivatives.
+
+        :raises NotImplementedError: for more than six categories.
+        """
+        return self.tilted_moments_near(mean, covariance, power, mean)
+
+    def tilted_moments_near(
+        self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike, near: ArrayLike
+    ) -> VectorTiltedMoments:
+        if not self.has_tilted_moments:
+            return VectorPotential.tilted_moments(self, mean, covariance, power)
+        shape = jnp.broadcast_shapes(
+            jnp.shape(mean)[:-1], jnp.shape(covariance)[:-2], jnp.shape(power), self.batch_shape
+        )
+        label = jnp.broadcast_to(jnp.asarray(self.label), shape).reshape(-1)
+        is_category = (label >= 0) & (label < self.num_categories)
+        # differences of the other categories from the one that was observed, by that category
+        identity = np.eye(self.num_categories)
+        others = [np.delete(identity - identity[k], k, axis=0)[:, self._free()] for k in range(self.num_categories)]
+        dtype = jnp.result_type(mean, covariance, float)
+        contrast = jnp.asarray(np.stack(others), dtype)[jnp.where(is_category, label, 0).astype(int)]
+        around = jnp.broadcast_to(jnp.asarray(near, dtype), (*shape, self.dimension)).reshape(-1, self.dimension)
+
+        def rule(mean: Array, covariance: Array, power: ArrayLike) -> LatticeMoments:
+            mean = jnp.where(is_category[:, None], mean, jnp.nan)
+            return softmax_moments(mean, covariance, power, times_vector(contrast, lax.stop_gradient(around)))
+
+        return moments_as_seen(rule, shape, mean, covariance, power, contrast)
 
     def _counts(self, dtype: jnp.dtype) -> Array:
         return _indicator(self.label, self.num_categories, dtype)

@@ -23,7 +23,16 @@ from jax.typing import ArrayLike
 from ....linalg.cholesky import cholesky, cholesky_solve, inverse_lower
 from ....linalg.short_axes import times_vector
 
-__all__ = ["LARGEST_LATTICE_DIMENSION", "LatticeMoments", "lattice_moments"]
+__all__ = [
+    "LARGEST_LATTICE_DIMENSION",
+    "Cavities",
+    "LatticeMoments",
+    "Place",
+    "cavities",
+    "decay",
+    "lattice_moments",
+    "mode",
+]
 
 LARGEST_LATTICE_DIMENSION = 3
 """Predictors up to which a lattice is summed: four thousand nodes for a cavity of variance one."""
@@ -96,24 +105,19 @@ def lattice_moments(
     :param float strip: distance from the real line, in the largest difference of two of the predictors and zero, at
         which the first singularity of a factor may be.
     """
-    number, dimension = mean.shape
-    # What moves by less than rounding moves by that.
-    largest = jnp.max(jnp.diagonal(covariance, axis1=-2, axis2=-1), axis=-1)
-    jitter = 8.0 * jnp.finfo(mean.dtype).eps * (1.0 + largest)
-    root = cholesky(covariance + jitter[:, None, None] * jnp.eye(dimension, dtype=mean.dtype))
-    power = jnp.broadcast_to(jnp.asarray(power, mean.dtype), (number,))
-    rows = _Rows(jnp.arange(number), mean, root, power)
+    number = len(mean)
+    rows = cavities(mean, covariance, power)
     if number <= _ROWS_AT_A_TIME:
         return _found(derivatives, rows, strip)
     # Broad cavities need many nodes: rows that are alike are summed together.
-    order = jnp.argsort(largest)
+    order = jnp.argsort(jnp.max(jnp.diagonal(covariance, axis1=-2, axis2=-1), axis=-1))
     padded = jnp.concatenate([order, jnp.full((-number % _ROWS_AT_A_TIME,), order[-1])]).reshape(-1, _ROWS_AT_A_TIME)
     found = lax.map(lambda chosen: _found(derivatives, jax.tree.map(lambda x: x[chosen], rows), strip), padded)
     place = jnp.argsort(order)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[place], found)
 
 
-class _Rows(NamedTuple):
+class Cavities(NamedTuple):
     """Factors and their cavities."""
 
     number: Array
@@ -122,6 +126,15 @@ class _Rows(NamedTuple):
     root: Array
     """Lower Cholesky factors of the covariances."""
     power: Array
+
+
+def cavities(mean: Array, covariance: Array, power: ArrayLike) -> Cavities:
+    """All factors, with cavities in which what moves by less than rounding moves by that."""
+    number, dimension = mean.shape
+    largest = jnp.max(jnp.diagonal(covariance, axis1=-2, axis2=-1), axis=-1)
+    jitter = 8.0 * jnp.finfo(mean.dtype).eps * (1.0 + largest)
+    root = cholesky(covariance + jitter[:, None, None] * jnp.eye(dimension, dtype=mean.dtype))
+    return Cavities(jnp.arange(number), mean, root, jnp.broadcast_to(jnp.asarray(power, mean.dtype), (number,)))
 
 
 class _Frame(NamedTuple):
@@ -156,7 +169,7 @@ def _symmetric(parts: Sequence[Array], dimension: int) -> Array:
     return jnp.stack([jnp.stack(row, axis=-1) for row in rows], axis=-2)
 
 
-def _at(derivatives: Derivatives, rows: _Rows, z: Array) -> tuple[Array, Array, Array]:
+def _at(derivatives: Derivatives, rows: Cavities, z: Array) -> tuple[Array, Array, Array]:
     """Log factors to their powers and their derivatives in the predictors, at ``z`` of shape ``(..., n, M)``."""
     eta = rows.mean + jnp.einsum("nij,...nj->...ni", rows.root, z)
     dimension = z.shape[-1]
@@ -166,7 +179,7 @@ def _at(derivatives: Derivatives, rows: _Rows, z: Array) -> tuple[Array, Array, 
     return of_value, of_gradient, power[..., None] * _symmetric(hessian, dimension)
 
 
-def _in_z(derivatives: Derivatives, rows: _Rows, z: Array) -> tuple[Array, Array, Array, Array]:
+def _in_z(derivatives: Derivatives, rows: Cavities, z: Array) -> tuple[Array, Array, Array, Array]:
     """Log integrand, gradient of the log factor in the predictors, slope and curvature of the former in ``z``."""
     value, gradient, hessian = _at(derivatives, rows, z)
     slope = jnp.einsum("nij,...ni->...nj", rows.root, gradient) - z
@@ -175,17 +188,17 @@ def _in_z(derivatives: Derivatives, rows: _Rows, z: Array) -> tuple[Array, Array
     return value - 0.5 * jnp.sum(z**2, axis=-1), gradient, slope, bend
 
 
-def _found(derivatives: Derivatives, rows: _Rows, strip: float) -> LatticeMoments:
+def _found(derivatives: Derivatives, rows: Cavities, strip: float) -> LatticeMoments:
     """Moments by lattices around the mode, and around the moments found where the first one was cut off."""
     dimension = rows.mean.shape[-1]
     enough = _ENOUGH[dimension]
 
-    def is_cut(state: tuple[Array, _Place, LatticeMoments]) -> Array:
+    def is_cut(state: tuple[Array, Place, LatticeMoments]) -> Array:
         number, _, found = state
         is_worth_more = jnp.any(~(found.error <= enough))  # a wider one may find what the first has missed
         return (number == 0) | ((number < _NUM_PASSES) & is_worth_more)
 
-    def sweep(state: tuple[Array, _Place, LatticeMoments]) -> tuple[Array, _Place, LatticeMoments]:
+    def sweep(state: tuple[Array, Place, LatticeMoments]) -> tuple[Array, Place, LatticeMoments]:
         number, place, before = state
         margin = _MARGIN * 1.25 ** number.astype(rows.mean.dtype)
         place, found = _summed(derivatives, rows, _frame(derivatives, rows, place, strip, margin))
@@ -197,7 +210,7 @@ def _found(derivatives: Derivatives, rows: _Rows, strip: float) -> LatticeMoment
 
         return number + 1, place, jax.tree.map(better, found, before)
 
-    place = _mode(derivatives, rows)
+    place = mode(derivatives, rows, jnp.zeros_like(rows.mean))
     margin = jnp.asarray(_MARGIN, rows.mean.dtype)
     shapes = jax.eval_shape(lambda: _summed(derivatives, rows, _frame(derivatives, rows, place, strip, margin))[1])
     nothing: LatticeMoments = jax.tree.map(lambda x: jnp.full(x.shape, jnp.inf, x.dtype), shapes)
@@ -205,15 +218,18 @@ def _found(derivatives: Derivatives, rows: _Rows, strip: float) -> LatticeMoment
     return found._replace(log_z=jnp.where(found.error < _MOST_ERROR, found.log_z, jnp.nan))
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Middle of the integrand in ``z``, and directions in which it has about unit width."""
 
     center: Array
     axes: Array
 
 
-def _mode(derivatives: Derivatives, rows: _Rows) -> _Place:
-    """By Newton's method with a choice of step sizes, as far as a lattice needs it."""
+def mode(derivatives: Derivatives, rows: Cavities, start: Array) -> Place:
+    """The mode by Newton's method with a choice of step sizes, as far as a lattice needs it.
+
+    :param Array start: where it is looked for first, in coordinates that are standard normal under the cavity.
+    """
     sizes = jnp.asarray(_STEP_SIZES, rows.mean.dtype)[:, None, None]
 
     def is_far(state: tuple[Array, Array, Array, Array, Array]) -> Array:
@@ -233,12 +249,11 @@ def _mode(derivatives: Derivatives, rows: _Rows) -> _Place:
         step = jnp.where(is_good[:, None], step, 0.0)
         return number + 1, jnp.max(jnp.where(is_good, length, 0.0), initial=0.0), z, step, factor
 
-    start = jnp.zeros_like(rows.mean)
     infinity = jnp.asarray(jnp.inf, rows.mean.dtype)
     _, _, z, _, factor = lax.while_loop(
-        is_far, climb, (jnp.asarray(0), infinity, start, start, jnp.zeros_like(rows.root))
+        is_far, climb, (jnp.asarray(0), infinity, start, jnp.zeros_like(start), jnp.zeros_like(rows.root))
     )
-    return _Place(z, inverse_lower(factor).mT)
+    return Place(z, inverse_lower(factor).mT)
 
 
 def _chosen(parts: Array, best: Array) -> Array:
@@ -246,7 +261,7 @@ def _chosen(parts: Array, best: Array) -> Array:
     return jnp.take_along_axis(parts, best.reshape(1, -1, *(1,) * (parts.ndim - 2)), axis=0)[0]
 
 
-def _frame(derivatives: Derivatives, rows: _Rows, place: _Place, strip: float, margin: Array) -> _Frame:
+def _frame(derivatives: Derivatives, rows: Cavities, place: Place, strip: float, margin: Array) -> _Frame:
     """Ends of a lattice, and how many nodes it needs."""
     center, axes = place
     dtype, dimension = rows.mean.dtype, rows.mean.shape[-1]
@@ -291,7 +306,7 @@ def _frame(derivatives: Derivatives, rows: _Rows, place: _Place, strip: float, m
     return _Frame(center, axes, peak, gradient, below, above, num_nodes, analytic, needed > 1.5 * most)
 
 
-def _summed(derivatives: Derivatives, rows: _Rows, frame: _Frame) -> tuple[_Place, LatticeMoments]:
+def _summed(derivatives: Derivatives, rows: Cavities, frame: _Frame) -> tuple[Place, LatticeMoments]:
     """Moments by one lattice, and where they say that the integrand is."""
     number, dimension = rows.mean.shape
     dtype = rows.mean.dtype
@@ -327,14 +342,14 @@ def _summed(derivatives: Derivatives, rows: _Rows, frame: _Frame) -> tuple[_Plac
     return _moments(rows, frame, sums, width, count)
 
 
-def _decay(frequency: Array, strip: Array) -> Array:
+def decay(frequency: ArrayLike, strip: Array) -> Array:
     """Fall of the transform of the integrand at a frequency: as that of a Gaussian, and like the exponential
     of minus the width of the strip where singularities come first."""
     distance = jnp.minimum(strip, frequency)
     return distance * frequency - 0.5 * jnp.square(distance)
 
 
-def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array) -> tuple[_Place, LatticeMoments]:
+def _moments(rows: Cavities, frame: _Frame, sums: Array, width: Array, count: Array) -> tuple[Place, LatticeMoments]:
     """Moments and sites from the sums over nodes of the parts in :func:`_summed`, weighted by the integrand over its
     peak."""
     dimension = rows.mean.shape[-1]
@@ -364,7 +379,7 @@ def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array
     difference = jnp.abs(2.0 * even - 1.0)
     is_fine = count < _MOST_NODES[dimension]
     highest = 2.0 * math.pi / jnp.max(width, axis=-1)
-    gain = _decay(highest, frame.strip) - _decay(highest / math.sqrt(2.0), frame.strip)
+    gain = decay(highest, frame.strip) - decay(highest / math.sqrt(2.0), frame.strip)
     shrinks = jnp.minimum(difference ** (math.sqrt(2.0) - 1.0), jnp.exp(-gain))
     error = end + difference * jnp.where(is_fine, shrinks, 10.0)
     error = jnp.where(frame.is_too_wide, jnp.inf, error)
@@ -380,5 +395,5 @@ def _moments(rows: _Rows, frame: _Frame, sums: Array, width: Array, count: Array
         jnp.where(jnp.isfinite(error), error, jnp.inf),
     )
     is_good = jnp.isfinite(jnp.sum(factor, axis=(-2, -1)))[:, None]
-    next_place = _Place(jnp.where(is_good, center, frame.center), jnp.where(is_good[..., None], factor, frame.axes))
+    next_place = Place(jnp.where(is_good, center, frame.center), jnp.where(is_good[..., None], factor, frame.axes))
     return next_place, moments

@@ -149,8 +149,8 @@ def _tilt_vectors(potential: VectorRows, weight: ArrayLike | None, rows: _Rows, 
     log_site = cavity.half_log_determinant - 0.5 * jnp.sum(cavity.slope * cavity.move, axis=-1)
     away = potential.joint_moments(offset, jnp.zeros_like(offset))[0]
     center, covariance = cavity.mean + away, cavity.covariance
-    fraction = jnp.asarray(power)
-    exponent = fraction if weight is None else fraction * potential.of_factors(weight)
+    # a number remains one: some rules are shorter where it is one
+    exponent = power if weight is None else jnp.asarray(power) * potential.of_factors(weight)
     # at a fixed point the tilted density has the mean of the marginal
     moments = potential.base.tilted_moments_near(center, covariance, exponent, center + cavity.move)
     if moments.site_precision is None or moments.site_shift is None:
