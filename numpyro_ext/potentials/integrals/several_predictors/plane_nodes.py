@@ -42,7 +42,7 @@ _LEAST_BATCH = 16
 _FARTHEST = 6.0
 """Standard deviations of the cavity, beyond which a place that is given is none to begin at."""
 _SCAN = np.linspace(-6.0, 6.0, 13)
-_LOW, _LOWEST = 24.0, 200.0
+_LOW, _LOWEST = 20.0, 200.0
 """Nats below the mode where there is no mass, and where another mode is none of importance."""
 
 
@@ -89,8 +89,9 @@ _TOLERANCE = 1e-4
 """Allowed size of sums that are nothing where a rule is right, in units of the mass and of the deviations."""
 _REACH = 7.0
 """Standard deviations up to which the first nodes know the density."""
-_LONG_REACH = 10.0
-_SHORT, _LONG = gauss_hermite(13), trapezoidal(0.33, 7.26, 0.3)
+_SHORT = gauss_hermite(13)
+_MIDDLE, _LONG = (trapezoidal(0.45, 5.4, 0.3), 8.0), (trapezoidal(0.33, 7.26, 0.3), 10.0)
+"""Rules for what the first nodes do not serve, with how far they know the density."""
 
 
 class _Sums(NamedTuple):
@@ -133,8 +134,9 @@ def on_plane_nodes(
     narrower than the cavity is trusted if it has no other mode and no mass elsewhere in the cavity, as far as a coarse
     grid shows. Differentiable in cavities and in what the log densities know; nodes are held fixed.
 
-    Cost: 169 evaluations, and one with two derivatives for each step to the mode; 2200 more for factors that the first
-    nodes do not serve, and for narrow ones: for all if there is one of them, and factors cannot be chosen.
+    Cost: 169 evaluations, and one with two derivatives for each step to the mode; 800 more for factors that the first
+    nodes do not serve, and for narrow ones, and 2,025 where these nodes do not serve either: for all if there is one of
+    them, and factors cannot be chosen.
 
     :param PlaneFactors factors: ``n`` factors of two predictors.
     :param Array mean: cavity means, shape ``(n, 2)``.
@@ -169,10 +171,10 @@ def on_plane_nodes(
         own, before, top = rows_of((cavities, found, height), rows)
         repeated = jnp.tile(rows, copies)
         exponents = own.exponents(factors if chosen is None else chosen(repeated))
-        moved = _recentred(before.frame, lax.stop_gradient(before.sums))
-        after = _Found(moved, _sums(exponents, top, moved, _LONG, copies), jnp.full_like(top, _LONG_REACH))
-        is_served = before.sums.is_trusted
-        frame, sums, reach = jax.tree.map(lambda new, old: jnp.where(_like(is_served, new), old, new), after, before)
+        closer = _improved(exponents, top, before, ~before.sums.is_trusted, _MIDDLE, copies)
+        # a narrow density is to be known further out
+        needs = ~closer.sums.is_trusted | _is_narrow(before.frame)
+        frame, sums, reach = _improved(exponents, top, closer, needs, _LONG, copies)
         is_alone = lax.stop_gradient(_is_alone(exponents, top, frame, reach, copies)) | ~_is_narrow(frame)
         return _moments(own, top, frame, sums), sums.is_trusted & is_alone
 
@@ -180,6 +182,20 @@ def on_plane_nodes(
     moments, is_trusted = for_few_rows(again, ~first.is_trusted | _is_narrow(frame), served, size)
     own = VectorTiltedMoments(moments.log_z, moments.mean[..., order], _ordered(moments.covariance, order))
     return own, is_trusted
+
+
+def _improved(
+    exponents: _Exponents, height: Array, before: _Found, needs: Array, further: tuple[LineRule, float], copies: int
+) -> _Found:
+    """Sums over the nodes of a rule around the moments that were found, for those that need it."""
+    rule, reach = further
+
+    def again() -> _Found:
+        moved = _recentred(before.frame, lax.stop_gradient(before.sums))
+        return _Found(moved, _sums(exponents, height, moved, rule, copies), jnp.full_like(height, reach))
+
+    after = lax.cond(jnp.any(needs), again, lambda: before)
+    return jax.tree.map(lambda new, old: jnp.where(_like(needs, new), new, old), after, before)
 
 
 def _batches(number: int) -> tuple[int, int]:
