@@ -253,3 +253,14 @@ def test_a_density_with_mass_far_from_its_mode_is_warned_of(integrate):
     assert not engine.diagnostics.converged
     assert float(engine.hyper["tau"].sd) < 0.5 * sd  # which would have been told as converged
     fitted_schools(y, 0.1)
+
+
+@pytest.mark.thorough
+def test_mass_among_the_outermost_points_of_a_design_is_warned_of():
+    """A shoulder of the density ends before the look far out, and one point of 64 stands for it."""
+    y = np.array([28.0, 8, -3, 7, -1, 1, 18, 80])
+    with pytest.warns(UserWarning, match="goes on far from its mode.*'tau'.*integrate='adaptive'"):
+        engine, (_, mean, _) = run_schools(y, 1.0, integrate="normal")
+    assert not engine.diagnostics.converged
+    assert float(engine.hyper["tau"].mean) < 0.75 * mean  # which would have been told as converged
+    fitted_schools(y, 1.0, sd_tolerance=0.12)

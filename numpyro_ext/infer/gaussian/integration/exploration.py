@@ -29,6 +29,7 @@ from ..fitting.costs import FIT_COSTS
 from ..fitting.point_fit import PointFit
 from .judgement import (
     LARGEST_RISE,
+    OUTER,
     bent_message,
     highest_above_mode,
     judge_normal,
@@ -240,10 +241,16 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         mode = np.asarray(around.fit.last_state.values)
         brief = partial(around.fits_of, tol=FEW_DIGITS, with_marginals=False)
         opposite = opposite_mode(around.space, mode, brief, fits.objective[0])
-    far: PointFit | None = None
+    outwards: tuple[PointFit, np.ndarray] | None = None
     is_cheap = 0 < size <= _MOST_ADAPTIVE and around.num_rows <= MANY_ROWS
     if name in ("ccd", "normal") and is_cheap:  # of others points follow the density
-        far = briefly(_on_axes(size, _FAR)[1:], None)  # where what is known predicts nothing
+        axes = _on_axes(size, OUTER)
+        plain = Design(axes, 0.5 * np.sum(np.square(axes), axis=1))
+        own = nearly_normal.design(axes) if nearly_normal is not None else stretch(plain, falls)
+        # further out the design has no mass, and what is known predicts nothing
+        out = np.concatenate([own.points[1:], _on_axes(size, _FAR)[1:]])
+        volumes = np.concatenate([own.log_volumes[1:] - own.log_volumes[0], np.full(2 * size, np.inf)])
+        outwards = briefly(out, None), volumes
     points, found_heights = (np.concatenate(found) for found in zip(*looked, strict=True))
     highest = highest_above_mode(found_heights)
     higher, rise = None, None
@@ -289,8 +296,8 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     mode, fits = fits.objective[0], jax.tree.map(lambda leaf: leaf[chosen], fits)
     # Rounding must not be visible where probabilities are asked to sum to one.
     weights = weights / weights.sum()
-    if far is not None and higher is None:
-        said = judge_tails(far, mode, fits, weights)
+    if outwards is not None and higher is None:
+        said = judge_tails(*outwards, mode, fits, weights)
         is_followed, messages = is_followed and not said, (*messages, *said)
     unfinished = ~np.asarray(fits.converged)
     share = float(weights[unfinished].sum())

@@ -32,6 +32,9 @@ _NORMAL_SHARE = 0.8
 """The same where k-hat, by 64 weights, is too large as well."""
 _WIDTH_OF_TAIL, _LARGEST_TAIL = 2.0, 0.25
 """Deviations for which a look far out on an axis stands, and the share of a variance that may lie there."""
+OUTER, _WIDTH_OF_OUTER = 2.4, 0.9
+"""Deviations, in the coordinates of a design, at which it is looked at among its outermost points, which are few, and
+the range for which such a look stands."""
 _LEAST_FALL_OF_MODE, _LEAST_VALLEY = 7.0, 1.0
 """By how much another mode may be lower to be told, and how deep the valley is that makes it one, in logarithm."""
 
@@ -139,16 +142,24 @@ def judge_normal(log_weights: np.ndarray, is_the_only_one: bool) -> tuple[str, .
     )
 
 
-def judge_tails(far: PointFit, mode: Any, fits: PointFit, weights: np.ndarray) -> tuple[str, ...]:
-    """Messages on hyperparameters whose density goes on far out on an axis, where no point of a design is.
+def judge_tails(far: PointFit, volumes: np.ndarray, mode: Any, fits: PointFit, weights: np.ndarray) -> tuple[str, ...]:
+    """Messages on hyperparameters whose density goes on far out on an axis, where a design has few points or none.
 
     :param PointFit far: fits there.
+    :param volumes: minus the logarithm of the density that the design was made for at these points, over that at the
+        mode, shape ``(m,)``; infinite where it has no mass.
     :param mode: log density at the mode.
     :param PointFit fits: those at the points of the design.
     :param weights: masses of these, shape ``(n,)``.
     """
     fall = np.where(np.isfinite(far.objective), np.minimum(far.objective - mode, 0.0), -np.inf)
-    masses = _WIDTH_OF_TAIL / np.sqrt(2.0 * np.pi) * np.exp(fall)
+    has_mass = np.isfinite(volumes)
+    volumes = np.where(has_mass, volumes, 0.0)
+    # in coordinates in which the design is normal
+    densities = np.exp(fall + volumes - np.where(has_mass, 0.5 * OUTER**2, 0.0))
+    densities -= np.where(has_mass, np.exp(-0.5 * OUTER**2), 0.0)
+    widths = np.where(has_mass, _WIDTH_OF_OUTER, _WIDTH_OF_TAIL)
+    masses = widths / np.sqrt(2.0 * np.pi) * np.maximum(densities, 0.0)
     missing = {}
     for name in fits.hyper:
         values, there = (np.asarray(part).reshape(len(part), -1) for part in (fits.hyper[name], far.hyper[name]))
@@ -161,9 +172,9 @@ def judge_tails(far: PointFit, mode: Any, fits: PointFit, weights: np.ndarray) -
         return ()
     names = ", ".join(f"{name!r} ({ratio:.2g} times as large)" for name, ratio in missing.items())
     return (
-        "The density of the hyperparameters goes on far from its mode, where no points are: the standard deviation of "
-        f"{names} is larger than what is told. Take integrate='adaptive' (or 'auto'), 'grid' for up to four of them, "
-        "or give a prior with lighter tails.",
+        "The density of the hyperparameters goes on far from its mode, where points are few or none: with what lies "
+        f"there the standard deviation of {names} is not what is told. Take integrate='adaptive' (or 'auto'), 'grid' "
+        "for up to four of them, or give a prior with lighter tails.",
     )
 
 
