@@ -98,3 +98,45 @@ def test_cells_of_a_table_are_taken_by_their_names():
     engine.run(random.key(0), cells, value)
     want, found = (engine.log_predictive(x, value)["value"] for x in (cells, cells[["column", "row"]]))
     np.testing.assert_allclose(found, want)
+
+
+def test_labels_have_the_numbers_of_the_fit():
+    """A ``Categorical`` of few people numbers the labels that it holds: one who says yes to all had said no to all."""
+    words = np.array(["no", "yes"])
+    answers = (RNG.normal(size=(200, 1)) + RNG.logistic(size=(200, 4)) < [-1.5, -0.5, 0.5, 1.5]).astype(int)
+    engine = AdaptiveQuadrature(item_response, progress_bar=False)
+    engine.run(random.key(0), pd.DataFrame(words[answers], columns=list("abcd")).astype("category"), family="rasch")
+    for row in ([1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 1]):
+        want = engine.fold_in(random.key(1), [row], family="rasch").posterior["trait"].mean
+        person = pd.DataFrame(words[[row]], columns=list("abcd"))
+        turned = person.astype(pd.CategoricalDtype(["yes", "no"], ordered=True))
+        for table in (person.astype("category"), turned, person):
+            found = engine.fold_in(random.key(1), table, family="rasch").posterior["trait"].mean
+            np.testing.assert_allclose(found, want)
+    numbered = AdaptiveQuadrature(item_response, progress_bar=False)
+    numbered.run(random.key(0), pd.DataFrame(answers, columns=list("abcd")), family="rasch")
+    ones = pd.DataFrame([[1, 1, 1, 1]], columns=list("abcd"))
+    want, found = (
+        numbered.fold_in(random.key(1), table, family="rasch").posterior["trait"].mean
+        for table in (ones, ones.astype("category"))
+    )
+    np.testing.assert_allclose(found, want)
+
+
+def of_labels(table, y=None):
+    codes = jnp.asarray(table["shop"].cat.codes.to_numpy())
+    with numpyro.plate("shops", len(table["shop"].cat.categories)):
+        shop = numpyro.sample("shop", dist.Normal(0, 3))
+    mean = numpyro.deterministic("mean", shop[codes])
+    numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+
+def test_labels_of_new_rows_are_those_of_the_fit_and_new_ones_come_behind():
+    shop = np.array(list("aabbcc"))
+    engine = EP(of_labels, progress_bar=False)
+    engine.run(random.key(0), pd.DataFrame({"shop": pd.Categorical(shop)}), np.array([0.0, 1, 4, 5, 8, 9]))
+    level = np.asarray(engine.posterior["shop"].mean)
+    for labels, mean in (("cc", level[[2, 2]]), ("ca", level[[2, 0]]), ("ncb", [0.0, *level[[2, 1]]])):
+        found = engine.predict(random.key(1), pd.DataFrame({"shop": pd.Categorical(list(labels))})).posterior["mean"]
+        np.testing.assert_allclose(found.mean, mean, atol=1e-9)
+    np.testing.assert_allclose(found.variance[0], 9.0)

@@ -188,7 +188,8 @@ class BilinearRun(FinishedRun):
         needs_observations: bool = True,
         side_of_common: Literal["rows", "columns"] = "rows",
     ) -> tuple[BilinearReading, Bilinear]:
-        args, kwargs = in_columns(self.columns, self.reading.model, args, kwargs)
+        fitted = self.reading.args, self.reading.kwargs
+        args, kwargs = in_columns(self.columns, fitted, self.reading.model, args, kwargs)
         reading = read_like(
             self.reading, args, kwargs, self.rng_key, is_held_out=is_held_out, needs_observations=needs_observations
         )

@@ -116,8 +116,9 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
     def _as_fitted(
         self, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> tuple[tuple[object, ...], dict[str, Any]]:
-        """Arguments with the columns of tables in the order of those of the fit."""
-        return in_columns(self._finished().columns, self.model, args, kwargs)
+        """Arguments with the columns of tables in the order of those of the fit, and labels by its numbers."""
+        run = self._finished()
+        return in_columns(run.columns, (run.reading.args, run.reading.kwargs), self.model, args, kwargs)
 
     @abstractmethod
     def _start(

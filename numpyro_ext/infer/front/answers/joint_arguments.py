@@ -13,6 +13,7 @@ import numpy as np
 
 from ....structure.model.running.execution import describe_value
 from ....structure.model.running.pandas_arguments import is_pandas
+from ..columns import labelled_as
 
 __all__ = ["JointCall", "NotJoined", "joint_calls", "leaves_equal_to", "numbers_of", "without"]
 
@@ -311,7 +312,8 @@ def _joined(old: object, new: object, axis: int) -> object:
     if is_pandas(old) and is_pandas(new):
         import pandas
 
-        return pandas.concat([old, new], axis=axis, ignore_index=axis == 0)
+        # Labels that are new stand behind those of the fit.
+        return pandas.concat([labelled_as(new, old), new], axis=axis, ignore_index=axis == 0)
     return _like(old, np.concatenate([numbers_of(old), numbers_of(new)], axis))
 
 
