@@ -215,7 +215,8 @@ class ItemCall(NamedTuple):
     """A call of a model of items, taken apart."""
 
     arguments: dict[str, Any]
-    """Keyword arguments of :func:`item_response` with the same items and no answers yet, without ``shape``."""
+    """Keyword arguments of :func:`item_response` with the same items and traits, without answers and ``shape``.
+    ``covariates`` has each row that people have once."""
     items: np.ndarray
     """The item of each column where the sites of answers stand side by side."""
     answers: np.ndarray | None
@@ -243,8 +244,10 @@ def item_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
     else:
         num_people, num_items, item = found["num_people"], found["num_items"], np.asarray(_codes(found["item"]))
         answers = None if response is None else answers_in_records(response, num_items)
-    names = ("family", "num_traits", "pattern", "signed", "priors")
+    names = ("family", "num_traits", "pattern", "correlated", "signed", "priors")
     kept: dict[str, Any] = {name: found[name] for name in names if name in found}
+    if found.get("covariates") is not None:
+        kept["covariates"] = np.unique(np.asarray(found["covariates"], float), axis=0)
     groups, _, _ = _design(found["family"], num_items, found.get("num_categories"), answers, item,
                            found.get("num_traits", 1), found.get("pattern"))  # fmt: skip
     numbers = np.full(num_items, 2)

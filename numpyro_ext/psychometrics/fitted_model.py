@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,12 @@ from jax import Array
 from numpyro import handlers
 
 from ..design.outcomes.draws import PosteriorDraws, draws_of
+from ..infer.front.columns import columns_of, in_columns, is_table
 from ..infer.front.engine import BaseEngine
+from ..models.item_answers import answers_in_table
 from ..models.item_response import ItemCall, item_call, item_response
 
-__all__ = ["NUM_POINTS", "FittedModel"]
+__all__ = ["NUM_POINTS", "FittedModel", "as_answers"]
 
 NUM_POINTS = 32
 """Traits at which a model of items runs at once."""
@@ -34,6 +37,8 @@ class FittedModel:
     source: Any
     names: tuple[str, ...]
     """Names of the latent and ``param`` sites."""
+    call: tuple[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]]
+    """The model and the arguments of the fit as they are."""
     items: ItemCall | None
     """The call of a model of items of this project; ``model`` is then that of other people, without answers. ``None``
     for other models."""
@@ -46,9 +51,12 @@ class FittedModel:
         else:
             source = source if isinstance(source, PosteriorDraws) else draws_of(source)
             call = source.model, source.args, source.kwargs
-        known = item_call(*call)
+        fitted, known = call, item_call(*call)
         if known is not None:
             call = item_response, (), {**known.arguments, "shape": (NUM_POINTS, len(known.items))}
+            if "covariates" in known.arguments:
+                rows = known.arguments["covariates"]
+                call[2]["covariates"] = rows[np.arange(NUM_POINTS) % len(rows)]
         model, args, kwargs = call
         names: list[str] = []
 
@@ -60,7 +68,7 @@ class FittedModel:
         with handlers.block(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a model has to say was said when it was fitted
             jax.eval_shape(run, jax.random.key(0))
-        return cls(*call, source, tuple(names), known)
+        return cls(*call, source, tuple(names), fitted, known)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a site, latent or deterministic; ``None`` if there is none of this name."""
@@ -119,6 +127,28 @@ class FittedModel:
             raise ValueError("The model has no observed site of people by items: give answers=.")
         return np.concatenate(tables, 1)
 
+    def answers_of(self, given: Any, *, same_people: bool = False) -> np.ndarray:
+        """Answers as numbers, shape ``(people, items)``, ``nan`` for none.
+
+        Items of a table of pandas are taken by their names in the fit, and labels by its numbers.
+
+        :param given: as the model takes them.
+        :param bool same_people: true where rows are the people of the fit; they are then taken by their labels, if
+            these are those of the fit in another order.
+        :raises ValueError: for a table of other items, or of some people of the fit and some others.
+        """
+        if not is_table(given):
+            return as_answers(given)
+        model, args, kwargs = self.call
+        tables = self.source._finished().columns if isinstance(self.source, BaseEngine) else columns_of(*self.call)
+        names = {str(name) for name in given.columns}
+        argument = "response" if self.items is not None else _most_alike(names, tables)
+        if argument is None:
+            return as_answers(given)
+        given = in_columns(tables, (args, kwargs), model, (), {argument: given})[1][argument]
+        fitted = _arguments(model, args, kwargs).get(argument)
+        return as_answers(_in_rows(fitted, given) if same_people and is_table(fitted) else given)
+
     def drawn(self, number: int, rng_key: Array | None) -> dict[str, Array]:
         """Draws of each site, on the first axis."""
         key = jax.random.key(0) if rng_key is None else rng_key
@@ -137,6 +167,38 @@ class FittedModel:
         if points and not all(name in run.space.fixed for name in points):
             values |= {name: value for name, value in _near_optimum(run, number, normal).items() if name in points}
         return values
+
+
+def as_answers(given: Any) -> np.ndarray:
+    """Answers of people to items as numbers, ``nan`` for none, whatever holds them."""
+    return np.array(answers_in_table(given, np.shape(given)[-1] if np.ndim(given) else 0).values, float)
+
+
+def _most_alike(names: set[str], tables: Mapping[str, Sequence[object]]) -> str | None:
+    """Argument of the fit with most of these columns."""
+    shared = {argument: len(names & {str(name) for name in columns}) for argument, columns in tables.items()}
+    best = max(shared, key=lambda argument: shared[argument], default=None)
+    return best if best is not None and shared[best] else None
+
+
+def _arguments(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    return inspect.signature(model).bind_partial(*args, **kwargs).arguments
+
+
+def _in_rows(fitted: Any, given: Any) -> Any:
+    """A table with its rows in the order of those of another one, where both have the same labels."""
+    here, there = given.index, fitted.index
+    if len(here) != len(there) or here.equals(there) or not (here.is_unique and there.is_unique):
+        return given
+    strange = here.difference(there, sort=False)
+    if not len(strange):
+        return given.loc[there]
+    if len(strange) < len(here):
+        raise ValueError(
+            f"Rows of the answers go by the labels of people, of which {len(strange)} are not in the fit, such as "
+            f"{strange[:3].tolist()}: give the people of the fit, or .to_numpy() where rows are in its order."
+        )
+    return given
 
 
 def _near_optimum(run: Any, number: int, key: Array) -> dict[str, Array]:

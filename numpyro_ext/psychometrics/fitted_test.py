@@ -13,8 +13,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .curves import Response, log_category_probabilities
-from .fitted_model import FittedModel
-from .responses import FittedResponse, response_of
+from .fitted_model import FittedModel, as_answers
+from .population import population_of
+from .responses import response_of
 
 __all__ = ["FittedTest", "fitted_test"]
 
@@ -45,7 +46,7 @@ class FittedTest:
     num_parameters: np.ndarray | None
     """Free parameters of each item alone; ``None`` if the model is not one of items of this project."""
     population: tuple[Any, Any] | None
-    """Mean and covariance of the traits; ``None`` if they differ between people."""
+    """Mean and covariance of the traits; ``None`` if they differ between people or are not normal."""
 
     @property
     def num_traits(self) -> int:
@@ -71,14 +72,11 @@ def fitted_test(source: object, traits: ArrayLike | None, answers: object, trait
     if callable(source) and not hasattr(source, "get_samples"):
         if traits is None or answers is None:
             raise ValueError("A response as a function needs the traits of the people and their answers.")
-        values = np.asarray(answers, float)
+        values = as_answers(answers)
         names = [str(n) for n in answers.columns] if hasattr(answers, "columns") else None
         return _checked(source, np.asarray(traits, float), values, names, None, (0.0, 1.0))
     fitted, response = FittedModel.of(source), response_of(source, trait=trait)
-    if answers is None:
-        values = fitted.observed_answers()
-    else:
-        values = np.asarray(answers, float)
+    values = fitted.observed_answers() if answers is None else fitted.answers_of(answers, same_people=traits is None)
     if traits is None:
         traits = fitted.means(trait)
     call, number = fitted.items, None
@@ -87,20 +85,7 @@ def fitted_test(source: object, traits: ArrayLike | None, answers: object, trait
         for group in call.groups:
             number[group.items] = _NUM_PARAMETERS[group.family](group.num_categories or 0)
     names = call.names if call is not None else None
-    return _checked(response, np.asarray(traits, float), values, names, number, _population(fitted, source, response))
-
-
-def _population(fitted: FittedModel, source: Any, response: FittedResponse) -> tuple[Any, Any] | None:
-    """Mean and covariance of traits in the models of items of this project, standard in others."""
-    known = fitted.shape("trait_coefficients") is not None
-    if known:
-        return None
-    if response.num_traits == 1:
-        return 0.0, 1.0
-    if fitted.shape("trait_cholesky") is not None:
-        factor = fitted.means("trait_cholesky")
-        return np.zeros(response.num_traits), factor @ factor.T
-    return np.zeros(response.num_traits), np.eye(response.num_traits)
+    return _checked(response, np.asarray(traits, float), values, names, number, population_of(response))
 
 
 def _checked(

@@ -183,7 +183,8 @@ def item_fit(
     :param answers: shape ``(people, items)``, ``nan`` for none; by default those of the fit.
     :param num_parameters: estimated parameters of each item, which its degrees of freedom lose; by default those of the
         family in the models of items of this project, else a slope and a threshold for each category after the first.
-    :param population: mean and covariance of the traits; by default those of the model, else standard normal.
+    :param population: mean and covariance of the traits; by default those of the model's prior, and of a function
+        standard normal. Where traits are not normal, or people differ, there is no S-X² without it.
     :param float least_expected: cells with fewer expected answers are joined.
     :param str trait: name of the site of the traits.
     :return: the statistics.
@@ -272,8 +273,8 @@ def test_retest(
     """
     key, other = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     fitted, response = FittedModel.of(source), response_of(source, trait=trait)
-    one = fitted.observed_answers() if first is None else np.asarray(first, float)
-    two = np.asarray(second, float)
+    one = fitted.observed_answers() if first is None else fitted.answers_of(first, same_people=True)
+    two = fitted.answers_of(second, same_people=True)
     if one.shape != two.shape:
         raise ValueError(f"Both sittings must have the same people and items; got {one.shape} and {two.shape}.")
     both = np.isfinite(one) & np.isfinite(two)

@@ -13,13 +13,13 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
-from numpyro import handlers
 
 from ...infer.front.engine import BaseEngine
 from ...infer.front.options import check_at_least, check_one_of
 from ...infer.monte_carlo.smc import SMC
 from ...structure.model.running.execution import bound_arguments
 from ..curves import Response, fisher_information, log_category_probabilities
+from ..population import traits_of_people
 from ..responses import FittedResponse, response_of
 
 __all__ = ["ItemBank", "Items", "make_bank"]
@@ -250,10 +250,7 @@ def _prior_in_model(response: FittedResponse, person: Mapping[str, object]) -> t
             raise ValueError(f"{name} must be the row of one person, shape {old[1:]}; got shape {row.shape}.")
         arguments[name] = np.broadcast_to(row, old)
     args, kwargs = call(arguments)
-    with handlers.block():
-        model = handlers.substitute(handlers.seed(replay.model, 0), data=dict(response.values))
-        site = handlers.trace(model).get_trace(*args, **kwargs).get(replay.trait)
-    found = None if site is None or site["type"] != "sample" else _moments(site["fn"], replay.shape)
+    found = traits_of_people(replay, response.values, args, kwargs)
     if found is None:
         raise ValueError(
             f"{replay.trait!r} is no normal site, so that its prior cannot be read off the model: give "
@@ -267,18 +264,3 @@ def _prior_in_model(response: FittedResponse, person: Mapping[str, object]) -> t
         )
     mean, covariance = means[0], covariances[0]
     return (mean[0], covariance[0, 0]) if len(replay.shape) == 1 else (mean, covariance)
-
-
-def _moments(fn: object, shape: tuple[int, ...]) -> tuple[Floats, Floats] | None:
-    """Prior means ``(people, traits)`` and covariances of a site; none if it is not normal."""
-    while isinstance(fn, dist.ExpandedDistribution | dist.MaskedDistribution | dist.Independent):
-        fn = fn.base_dist
-    number = 1 if len(shape) == 1 else shape[1]
-    if isinstance(fn, dist.Normal):
-        mean = np.broadcast_to(np.asarray(fn.loc, float), shape).reshape(-1, number)
-        variance = np.broadcast_to(np.asarray(fn.scale, float) ** 2, shape).reshape(-1, number)
-        return mean, variance[:, :, None] * np.eye(number)
-    if isinstance(fn, dist.MultivariateNormal) and len(shape) == 2:
-        mean = np.broadcast_to(np.asarray(fn.loc, float), shape)
-        return mean, np.broadcast_to(np.asarray(fn.covariance_matrix, float), (*shape, number))
-    return None

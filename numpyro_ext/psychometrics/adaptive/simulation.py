@@ -11,10 +11,11 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from ...design.scores.pointwise import Acquisition
-from ...infer.front.engine import BaseEngine
 from ...infer.front.options import check_at_least
 from ...infer.front.running.progress import progress_bar
 from ...structure.model.running.execution import check_key
+from ..fitted_model import FittedModel, as_answers
+from ..responses import FittedResponse
 from .administration import Administration, generator
 from .bank import Floats, Items, make_bank
 from .beliefs import Beliefs, Ints
@@ -95,10 +96,11 @@ def simulate_tests(
         raise ValueError(f"{num_items} items are to be asked, and {int(is_pool.sum())} of the bank are not held out.")
     administration = Administration.of(exposure, content, bank.num_items)
     beliefs = make_beliefs(bank, num_items, num_nodes=num_nodes)
-    if isinstance(source, BaseEngine):  # a table's items by their names
-        in_order: tuple[Any, ...] = source._as_fitted((answers,), {})[0]
-        answers = in_order[0]
-    told = _checked(answers, Examinees(beliefs, 1).categories())
+    is_function = isinstance(source, FittedResponse) or (callable(source) and not hasattr(source, "get_samples"))
+    told = _checked(
+        as_answers(answers) if is_function else FittedModel.of(source).answers_of(answers),
+        Examinees(beliefs, 1).categories(),
+    )
     paths = []
     with progress_bar(num_items * len(rules), "simulate_tests", enabled=show_progress) as bar:
         for number, score in enumerate(rules.values()):
@@ -245,12 +247,8 @@ def _numbers(items: ArrayLike, number: int) -> Ints:
     return found
 
 
-def _checked(answers: ArrayLike, is_category: np.ndarray) -> Ints:
+def _checked(values: Floats, is_category: np.ndarray) -> Ints:
     """Answers as whole numbers, minus one for none."""
-    try:
-        values = np.asarray(answers, float)
-    except (TypeError, ValueError) as error:
-        raise ValueError("answers must be numbers of categories, from zero, and nan for none.") from error
     if values.ndim != 2 or values.shape[1] != len(is_category) or len(values) == 0:
         raise ValueError(f"answers must have shape (people, {len(is_category)}), got {values.shape}.")
     is_told = ~np.isnan(values)
