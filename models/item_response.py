@@ -219,17 +219,15 @@ class ItemCall(NamedTuple):
     ``covariates`` has each row that people have once."""
     items: np.ndarray
     """The item of each column where the sites of answers stand side by side."""
-    answers: np.ndarray | None
-    """Shape ``(people, items)``, ``nan`` where there is none; ``None`` without answers."""
+    table: Callable[[], np.ndarray | None]
+    """Function that returns the answers, shape ``(people, items)``, ``nan`` where there is none; ``None`` without any.
+    It raises where a person answers an item twice, of which all else takes no notice."""
     groups: list[ItemGroup]
     names: list[str]
 
 
 def item_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ItemCall | None:
-    """Take a call of :func:`item_response` or :func:`item_response_records` apart; ``None`` for another model.
-
-    :raises ValueError: if a person answers an item twice.
-    """
+    """Take a call of :func:`item_response` or :func:`item_response_records` apart; ``None`` for another model."""
     given: dict[str, Any] = {}
     if isinstance(model, functools.partial):
         given = dict(inspect.signature(model.func).bind_partial(*model.args, **model.keywords).arguments)
@@ -253,12 +251,17 @@ def item_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
     numbers = np.full(num_items, 2)
     for group in groups:
         numbers[group.items] = group.num_categories or 2
-    table = None
-    if answers is not None:
+
+    def table() -> np.ndarray | None:
+        if answers is None:
+            return None
         values = np.array(answers.values, float)
         if found.get("mask") is not None:
             values[~np.broadcast_to(np.asarray(found["mask"], bool), values.shape)] = np.nan
-        table = values if item is None else _as_table(_codes(found["person"]), item, values, (num_people, num_items))
+        if item is None:
+            return values
+        return _as_table(_codes(found["person"]), item, values, (num_people, num_items))
+
     labels = list(answers.names) if answers is not None else [f"item {k}" for k in range(num_items)]
     order = np.concatenate([group.items for group in groups])
     return ItemCall({**kept, "num_categories": numbers.tolist()}, order, table, groups, labels)

@@ -108,9 +108,10 @@ class FittedModel:
         :raises ValueError: if the observed sites are not people by items.
         """
         if self.items is not None:
-            if self.items.answers is None:
+            answers = self.items.table()
+            if answers is None:
                 raise ValueError("The model was fitted without answers: give answers=, shape (people, items).")
-            return self.items.answers
+            return answers
         with handlers.block(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             sites = handlers.trace(handlers.seed(self.model, 0)).get_trace(*self.args, **self.kwargs)

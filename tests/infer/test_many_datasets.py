@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 
 from numpyro_ext.infer import EP, BilinearVG, LaplaceApproximation
@@ -135,6 +136,10 @@ def test_data_sets_of_another_structure_are_refused_before_any_is_fitted(monkeyp
         EP(groups).run_many(jax.random.key(0), [(datasets[0][0], -datasets[0][1] - 1)])
     with pytest.raises(ValueError, match="no data sets"):
         EP(groups).run_many(jax.random.key(0), [])
+    table = pd.DataFrame(np.ones((3, 2)))  # of which a list has the names of the columns
+    for names in (table, {"north": datasets[0]}, table.groupby(0)):
+        with pytest.raises(TypeError, match=r"would be a list of its names: give .*list\(table.to_numpy\(\)\)"):
+            EP(groups).run_many(jax.random.key(0), names)
     with pytest.raises(TypeError, match=r"datasets\[0\] has 'y', which is given for all"):
         EP(groups).run_many(jax.random.key(0), [{"group": datasets[0][0], "y": datasets[0][1]}], y=datasets[0][1])
 

@@ -10,7 +10,7 @@ from jax import random
 
 from numpyro_ext.design import draws_of, expected_information_gain
 from numpyro_ext.infer import AdaptiveQuadrature
-from numpyro_ext.models import item_response
+from numpyro_ext.models import item_response, item_response_records
 from numpyro_ext.psychometrics import (
     AdaptiveTest,
     item_fit,
@@ -78,6 +78,17 @@ def test_other_items_and_other_people_are_refused(engine):
     with pytest.raises(ValueError, match=r"labels of people, of which 1 are not in the fit, such as \[7\]"):
         test_retest(engine, TABLE.rename(index={1000: 7}))
     assert test_retest(engine, TABLE.reset_index(drop=True)).agreement == 1.0  # no label of the fit: by their places
+
+
+def test_repeated_answers_are_refused_where_a_table_is_needed_and_nowhere_else():
+    person, item = np.divmod(np.arange(800), 4)
+    twice = [np.append(values, values[0]) for values in (person, item, ANSWERS.reshape(-1))]
+    engine = AdaptiveQuadrature(item_response_records, progress_bar=False)
+    engine.run(random.key(0), *twice, num_people=200, num_items=4, family="2pl")
+    test = AdaptiveTest(engine, items="point", answers=dict(enumerate(ANSWERS[5])))
+    np.testing.assert_allclose(test.mean, engine.posterior["trait"].mean[5], atol=1e-4)
+    with pytest.raises(ValueError, match="Person 0 answers item 0 twice"):
+        person_fit(engine)
 
 
 def scaled(response=None, *, num_people=600):

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from ...structure.model.running.execution import check_key
+from .columns import is_table
 from .running.chunks import Interruption
 from .running.progress import progress_bar, warn
 
@@ -36,9 +37,14 @@ def as_datasets(rng_key: Array, datasets: Sequence[object], shared: Mapping[str,
     :param datasets: tuples of arguments, dictionaries of keyword arguments, or single arguments.
     :param shared: keyword arguments of all.
     :raises ValueError: if there are none.
-    :raises TypeError: if one of them gives what is shared, or the key is none.
+    :raises TypeError: if one of them gives what is shared, the key is none, or a table or dictionary is no list.
     """
     check_key(rng_key, "run_many(jax.random.key(0), datasets)")
+    if isinstance(datasets, Mapping | str) or is_table(datasets) or type(datasets).__name__.endswith("GroupBy"):
+        raise TypeError(
+            f"run_many takes a list of data sets, and a {type(datasets).__name__} would be a list of its names: give "
+            "[data[name] for name in data], or for the rows of a table list(table.to_numpy())."
+        )
     given = list(datasets)
     if not given:
         raise ValueError("There are no data sets to fit.")
