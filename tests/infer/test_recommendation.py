@@ -56,6 +56,7 @@ def test_ranks_are_counted(engine):
         candidates = [item for item in found.items[row] if item >= 0]
         expected.append((len(candidates) - 1 - candidates.index(col)) / len(candidates))
     quality = ranking_quality(engine, *TEST, k=(1, 3))
+    assert ranking_quality(engine, *TEST, k=3).hits == {3: quality.hits[3]}
     np.testing.assert_allclose(quality.ranks, expected)
     np.testing.assert_allclose(quality.mean_rank, np.mean(expected))
     np.testing.assert_allclose(

@@ -112,7 +112,7 @@ def ranking_quality(
     engine: object,
     test_rows: ArrayLike,
     test_cols: ArrayLike,
-    k: Sequence[int] = (10, 20),
+    k: int | Sequence[int] = (10, 20),
     *,
     by: By = "joint",
     ties: Ties = "none",
@@ -125,7 +125,7 @@ def ranking_quality(
     :param engine: see :func:`recommend_items`.
     :param test_rows: rows of held-out pairs, shape ``(n,)``; no such pair was listed.
     :param test_cols: their columns.
-    :param k: lengths of the lists in which they are looked for.
+    :param k: length of the list in which they are looked for, or several.
     :param str by: see :func:`recommend_items`.
     :param str ties: ``"none"`` counts a tie as lost, ``"half"`` as half a win.
     :return: mean rank, hits at each ``k``, and ranks by the number of listed cells of a row.
@@ -133,7 +133,8 @@ def ranking_quality(
     """
     check_one_of(By, by=by)
     check_one_of(Ties, ties=ties)
-    for length in k:
+    lengths = list(k) if isinstance(k, Sequence | np.ndarray) else [k]
+    for length in lengths:
         check_at_least(1, k=length)
     ranking = _Ranking.of(engine, by)
     rows, cols = ranking.checked("test_rows", test_rows, 0), ranking.checked("test_cols", test_cols, 1)
@@ -156,7 +157,7 @@ def ranking_quality(
         number[here] = (~is_listed).sum(1)
         start += chunk.size
     ranks = beaten / number
-    is_hit = {length: above < length for length in k}
+    is_hit = {length: above < length for length in lengths}
     degree = ranking.degrees[rows]
     edges = [0, *(2**power for power in range(int(np.log2(max(degree.max(), 1))) + 2))]
     bins = []
