@@ -7,7 +7,8 @@ import numpy as np
 
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
-from numpyro_ext.potentials import PoissonExpPotential
+from numpyro_ext.linalg.gaussian.spaces.border_space import Border
+from numpyro_ext.potentials import GaussianPotential, LogitPotential, PoissonExpPotential, StudentTPotential
 from numpyro_ext.structure.latent_gaussian.form import Blocks, LatentGaussian
 
 
@@ -96,3 +97,20 @@ def assert_gradient_of_refits(refit, point):
     for i, shift in enumerate(1e-4 * jnp.eye(point.size)):
         difference = (refit(point + shift)[0] - refit(point - shift)[0]) / 2e-4
         np.testing.assert_allclose(gradient[i], difference, rtol=1e-5, atol=1e-6)
+
+
+def crossed_form(parameters, family):
+    """Five groups crossed with three, by the scales of both and a mean; the second groups are the border."""
+    first, second, mean = parameters
+    rows = np.arange(24)
+    columns = jnp.asarray(np.stack([rows % 5, 5 + rows * 7 % 3], axis=1))
+    counts, data = jnp.asarray(rows * 5 % 7, float), jnp.asarray(np.random.default_rng(3).standard_t(2.0, size=24))
+    potential = {
+        "binary": LogitPotential(jnp.asarray(rows * 5 % 7 > 2, float)),
+        "counts": PoissonExpPotential(counts, 1.0),
+        "heavy-tailed": StudentTPotential(data, 0.5, 3.0),
+        "Gaussian": GaussianPotential(data, 0.5),
+    }[family]
+    prior = DiagonalPrior(jnp.full(5, first**2)), DiagonalPrior(jnp.full(3, second**2))
+    form = make_form(prior, SparseRows(columns, jnp.ones((24, 2)), 8), (potential,), offset=jnp.full(24, mean))
+    return form._replace(border=Border(jnp.arange(5)[:, None], jnp.arange(5, 8), jnp.zeros((24, 1), int)))

@@ -10,13 +10,13 @@ from scipy.optimize import minimize
 
 from numpyro_ext.infer.gaussian.algorithms.modes import laplace
 from numpyro_ext.infer.gaussian.algorithms.propagation import expectation_propagation as ep
-from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
+from numpyro_ext.linalg.gaussian.design import DenseDesign
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
-from numpyro_ext.linalg.gaussian.spaces.border_space import Border
 from numpyro_ext.potentials import GaussianPotential, LogitPotential, PoissonExpPotential, StudentTPotential
 from tests.infer.gaussian_forms import (
     assert_gradient_of_refits,
     counts_in_single_precision,
+    crossed_form,
     identity,
     kernel,
     make_form,
@@ -254,22 +254,6 @@ def test_single_precision():
     gradient = jax.jit(jax.grad(form.log_density))(moments(form, state)[0])
     factor = jnp.linalg.cholesky(form.prior[0].covariance[0])
     np.testing.assert_allclose(factor.T @ gradient, 0.0, atol=2e-3)
-
-
-def crossed_form(parameters, family):
-    """Five groups crossed with three, by the scales of both and a mean; the second groups are the border."""
-    first, second, mean = parameters
-    rows = np.arange(24)
-    columns = jnp.asarray(np.stack([rows % 5, 5 + rows * 7 % 3], axis=1))
-    counts, data = jnp.asarray(rows * 5 % 7, float), jnp.asarray(np.random.default_rng(3).standard_t(2.0, size=24))
-    potential = {
-        "counts": PoissonExpPotential(counts, 1.0),
-        "heavy-tailed": StudentTPotential(data, 0.5, 3.0),
-        "Gaussian": GaussianPotential(data, 0.5),
-    }[family]
-    prior = DiagonalPrior(jnp.full(5, first**2)), DiagonalPrior(jnp.full(3, second**2))
-    form = make_form(prior, SparseRows(columns, jnp.ones((24, 2)), 8), (potential,), offset=jnp.full(24, mean))
-    return form._replace(border=Border(jnp.arange(5)[:, None], jnp.arange(5, 8), jnp.zeros((24, 1), int)))
 
 
 @pytest.mark.thorough

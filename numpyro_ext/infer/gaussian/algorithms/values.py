@@ -65,7 +65,12 @@ class ExpectationPropagation(Algorithm):
     def solve(
         self, form: LatentGaussian, state: expectation_propagation.State, *, num_steps: int, tol: float
     ) -> tuple[expectation_propagation.State, FitInfo]:
-        return expectation_propagation.solve(
+        return self._solve(form, state, num_steps, tol)[:2]
+
+    def _solve(
+        self, form: LatentGaussian, state: expectation_propagation.State, num_steps: int, tol: float
+    ) -> tuple[expectation_propagation.State, FitInfo, HeldPosterior | None]:
+        return expectation_propagation.solve_and_hold(
             form,
             state,
             num_steps=num_steps,
@@ -83,6 +88,25 @@ class ExpectationPropagation(Algorithm):
 
     def posterior(self, form: LatentGaussian, state: expectation_propagation.State) -> GaussianPosterior:
         return expectation_propagation.posterior(form, state)
+
+    def solve_and_hold(
+        self, form: LatentGaussian, state: expectation_propagation.State, *, num_steps: int, tol: float
+    ) -> tuple[expectation_propagation.State, FitInfo, HeldPosterior | None]:
+        if not _holds(self, ExpectationPropagation):
+            return super().solve_and_hold(form, state, num_steps=num_steps, tol=tol)
+        return self._solve(form, state, num_steps, tol)
+
+    def held_evidence(
+        self, form: LatentGaussian, state: expectation_propagation.State, held: HeldPosterior | None
+    ) -> Array:
+        if held is None:
+            return self.log_evidence(form, state)
+        return expectation_propagation.log_evidence(form, state, power=self.power, held=(held, state.marginals))
+
+    def held_posterior(
+        self, form: LatentGaussian, state: expectation_propagation.State, held: HeldPosterior | None
+    ) -> GaussianPosterior:
+        return replace(self.posterior(form, state), held=held)
 
     def localised(self, form: LatentGaussian, state: expectation_propagation.State) -> NearForms | None:
         return local_factors.localised(form, state, power=self.power)
@@ -129,17 +153,10 @@ class Laplace(Algorithm):
     def posterior(self, form: LatentGaussian, state: laplace.State) -> GaussianPosterior:
         return laplace.posterior(form, state)
 
-    @property
-    def _holds(self) -> bool:
-        """True if this is the method itself, and not a class of users below it that solves in another way."""
-        own = type(self)
-        same = own.solve is Laplace.solve and own.log_evidence is Laplace.log_evidence
-        return same and own.posterior is Laplace.posterior
-
     def solve_and_hold(
         self, form: LatentGaussian, state: laplace.State, *, num_steps: int, tol: float
     ) -> tuple[laplace.State, FitInfo, HeldPosterior | None]:
-        if not self._holds:
+        if not _holds(self, Laplace):
             return super().solve_and_hold(form, state, num_steps=num_steps, tol=tol)
         return laplace.solve_and_hold(form, state, num_steps=num_steps, tol=tol)
 
@@ -153,3 +170,8 @@ class Laplace(Algorithm):
 
     def update(self, form: LatentGaussian, precision: Array, shift: Array) -> _Sites:
         return laplace.update(form, precision, shift)
+
+
+def _holds(algorithm: Algorithm, own: type[Algorithm]) -> bool:
+    """True if this is the method itself, and not a class of users below it that solves in another way."""
+    return all(getattr(type(algorithm), name) is getattr(own, name) for name in ("solve", "log_evidence", "posterior"))

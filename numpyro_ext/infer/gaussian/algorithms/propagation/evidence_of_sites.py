@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -29,7 +29,14 @@ class _Sites(Protocol):
     def site_shift(self) -> Array: ...
 
 
-def log_evidence(form: LatentGaussian, state: _Sites, *, power: float = 1.0, space: Space = "auto") -> Array:
+def log_evidence(
+    form: LatentGaussian,
+    state: _Sites,
+    *,
+    power: float = 1.0,
+    space: Space = "auto",
+    held: tuple[Any, Marginals] | None = None,
+) -> Array:
     r"""EP's approximation of the log evidence at the sites of ``state`` (Ko 2017, §2.1, in the form without
     differences of large terms; power EP as Minka 2004).
 
@@ -40,18 +47,23 @@ def log_evidence(form: LatentGaussian, state: _Sites, *, power: float = 1.0, spa
     :param state: a fixed point of :func:`~.expectation_propagation.step` for ``form``.
     :param float power: the power that the fixed point was found with.
     :param str space: where to do the algebra.
+    :param held: the posterior at these sites and the marginals of sweeps, where they are at hand: a factorisation and
+        the variances of all rows are not made again. First derivatives alone are then right.
     :return: a scalar; nan where a prior is not positive definite or a cavity is improper.
     """
     form = joined(form)
     precision, shift = lax.stop_gradient((state.site_precision, state.site_shift))
     prior = gaussian_prior(form, space)
-    posterior = prior.condition(precision, shift - precision * form.offset)
+    local_shift = shift - precision * form.offset
+    factor: Any = () if held is None else (held[0].factor,)
+    posterior = prior.condition(precision, local_shift, *factor)
     known = posterior.marginals()
     # Stationary in the cavities as well, so they are held. The derivative of the partition function in the offset lacks
     # what the sites, which are on the predictors, have of it.
-    held, offset = lax.stop_gradient((without_sites(form, posterior, known), form.offset))
-    tilted = tilt(form._replace(offset=offset), held, precision, shift, power, only_log_z=True)
-    value = evidence_at(form, held, (precision, shift), tilted, power)
+    here = without_sites(form, posterior, known) if held is None else held[1]
+    here, offset = lax.stop_gradient((here, form.offset))
+    tilted = tilt(form._replace(offset=offset), here, precision, shift, power, only_log_z=True)
+    value = evidence_at(form, here, (precision, shift), tilted, power)
     of_offset = jnp.where(tilted.is_pinned, 0.0, shift * form.offset - 0.5 * precision * form.offset**2)
     of_prior = known.log_partition + jnp.sum(of_offset)
     value += of_prior - lax.stop_gradient(of_prior)  # the derivative alone: the value would lose digits

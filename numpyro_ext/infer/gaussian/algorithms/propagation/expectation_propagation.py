@@ -23,7 +23,7 @@ which factor ``i`` is exact. The functions here are pure; options that change wh
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,14 +37,27 @@ from .....linalg.solvers.anderson import History, extrapolated, no_history, reme
 from .....potentials.vector_rows import vector_factors
 from .....structure.latent_gaussian import LatentGaussian, joined
 from ..fit_info import FitInfo
+from ..modes.mode_derivative import HeldPosterior, holds_factor
 from ..posterior import GaussianPosterior, gaussian_prior
 from .evidence_of_sites import evidence_at, exceeds_one, log_evidence
+from .held_factor import look_ahead, may_look_ahead, with_space, without_space
 from .newton import newton_sites
-from .opening import State, at_mode, init, is_proper, opened, refresh
+from .opening import State, at_mode, init, is_proper, opened, refresh, refresh_and_hold
 from .sequential import sweep_sequentially
 from .tilting import least_precision, loses_cavity, propose, tilt
 
-__all__ = ["Info", "State", "approach", "init", "log_evidence", "posterior", "solve", "step", "update"]
+__all__ = [
+    "Info",
+    "State",
+    "approach",
+    "init",
+    "log_evidence",
+    "posterior",
+    "solve",
+    "solve_and_hold",
+    "step",
+    "update",
+]
 
 Schedule = Literal["parallel", "sequential"]
 
@@ -54,6 +67,8 @@ _SLOW_DECREASE = 0.8
 """Ratio of successive changes, ten sweeps to a digit, from which turning back costs more than damping."""
 _RECOVERY_OF_STEP = 1.25
 """Growth of the step size in a sweep that goes on in the direction of the last: three of them undo a halving."""
+_UNTAKEN = 0.1
+"""Share of the tolerance that a sweep may change for it not to be taken: what the last one that is taken leaves."""
 _NO_DIFFERENCE = 0.1
 """Nats, in units of the tolerance, by which two evidences may differ and be one number: changes of all marginals and of
 all sites, squared and added up."""
@@ -107,7 +122,8 @@ def step(
     :raises ValueError: for an unknown schedule.
     """
     prior = gaussian_prior(form, _space(form, space, schedule))
-    return _step(form, prior, state, damping, adapt_damping, power, schedule)[:2]
+    found = _step(form, prior, state, damping, adapt_damping, power, schedule)
+    return found.state, found.info
 
 
 def solve(
@@ -124,6 +140,8 @@ def solve(
 ) -> tuple[State, FitInfo]:
     """Sweep until no marginal changes by more than ``tol``, in one compiled loop.
 
+    Where a sweep says beforehand that it will change less (:mod:`.held_factor`), it is not taken.
+
     With ``adapt_damping``, parallel sweeps under correlated priors and of factors of several predictors are
     extrapolated where they converge slowly (see :mod:`~numpyro_ext.linalg.solvers.anderson`): same end, up to half as
     many sweeps. The last one is always plain.
@@ -138,16 +156,43 @@ def solve(
     :param float tol: see :attr:`Info.max_change`; a hundred roundings at least.
     :return: the final state and how the run ended. Other parameters are those of :func:`step`.
     """
+    return solve_and_hold(
+        form,
+        state,
+        num_steps=num_steps,
+        tol=tol,
+        damping=damping,
+        adapt_damping=adapt_damping,
+        power=power,
+        schedule=schedule,
+        space=space,
+    )[:2]
+
+
+def solve_and_hold(
+    form: LatentGaussian,
+    state: State,
+    *,
+    num_steps: int = 100,
+    tol: float = 1e-6,
+    damping: float = 0.0,
+    adapt_damping: bool = True,
+    power: float = 1.0,
+    schedule: Schedule = "parallel",
+    space: Space = "auto",
+) -> tuple[State, FitInfo, HeldPosterior | None]:
+    """:func:`solve`, and the posterior at its end, in spaces whose posteriors hold a factor that serves again."""
     form = joined(form)
     prior = gaussian_prior(form, _space(form, space, schedule))
     infinity = jnp.full_like(state.max_change, jnp.inf)
     start = init(form)._replace(step_size=jnp.full_like(infinity, 1.0 - damping))
     # Sweeps leave the sites of masked factors alone, and the other form may not have masked them.
     precision, shift = (jnp.where(jnp.concatenate(form.observed), site, 0.0) for site in state[:2])
-    marginals = refresh(form, prior, precision, shift)
+    has_vectors = any(vector_factors(potential) is not None for potential in form.potentials)
+    marginals, posterior = refresh_and_hold(form, prior, precision, shift)
+    held = without_space(posterior) if holds_factor(prior) and schedule == "parallel" and not has_vectors else None
     warm = start._replace(site_precision=precision, site_shift=shift, marginals=marginals, is_start=state.is_start)
     afresh = state.is_start
-    has_vectors = any(vector_factors(potential) is not None for potential in form.potentials)
     if has_vectors or not all(potential.is_log_concave for potential in form.potentials):
         afresh |= ~is_proper(marginals)
     state = jax.tree.map(partial(jnp.where, afresh), start, warm)
@@ -167,13 +212,16 @@ def solve(
         history = run.history
         if history is not None:  # what the last step changes has to be the residual
             history = history._replace(number=jnp.where(run.num_steps + 1 < num_steps, history.number, 0))
-        moved, found, history = _step(form, prior, run.state, damping, adapt_damping, power, schedule, history)
+        at_hand = _AtHand(run.held, ~is_finished, _UNTAKEN * bound)
+        swept = _step(form, prior, run.state, damping, adapt_damping, power, schedule, history, at_hand)
+        moved, found = swept.state, swept.info
         trace = run.trace.at[jnp.where(is_counted, run.num_steps, num_steps)].set(found.objective, mode="drop")
         state, info = jax.tree.map(partial(jnp.where, is_finished), (run.state, run.info), (moved, found))
         is_known = _change_of_sites(form, run.state, moved) < _NO_DIFFERENCE * bound * found.step_size**2
         is_known &= (form.num_rows * state.max_change**2 < _NO_DIFFERENCE * bound) & jnp.isfinite(found.objective)
-        is_finished |= (state.max_change < bound) & is_known
-        return _Run(state, info, found.objective, trace, run.num_steps + is_counted, is_finished, history)
+        is_finished |= swept.is_untaken | ((state.max_change < bound) & is_known)
+        number = run.num_steps + is_counted
+        return _Run(state, info, found.objective, trace, number, is_finished, swept.history, swept.held)
 
     unknown = jnp.full_like(infinity, jnp.nan)
     before = Info(unknown, infinity, jnp.asarray(0), jnp.zeros((form.num_rows,), bool), state.step_size)
@@ -183,7 +231,7 @@ def solve(
         if schedule == "parallel" and adapt_damping and (has_vectors or _is_coupled(form))
         else None
     )
-    run = _Run(state, before, unknown, trace, jnp.asarray(0), jnp.asarray(False), history)
+    run = _Run(state, before, unknown, trace, jnp.asarray(0), jnp.asarray(False), history, held)
     run = lax.while_loop(proceed, sweep, run)
     state = run.state
     is_sound = is_valid_prior(form.prior) & is_proper(state.marginals)
@@ -191,7 +239,8 @@ def solve(
     is_sound &= ~exceeds_one(form, run.objective)
     objective = jnp.where(is_sound, run.objective, jnp.nan)
     converged = (state.max_change < bound) & jnp.isfinite(objective)
-    return state, FitInfo(converged, run.num_steps, run.trace, run.info.max_change, run.info.skipped, objective)
+    info = FitInfo(converged, run.num_steps, run.trace, run.info.max_change, run.info.skipped, objective)
+    return state, info, with_space(prior, run.held)
 
 
 class _Run(NamedTuple):
@@ -208,6 +257,30 @@ class _Run(NamedTuple):
     is_finished: Array
     history: History | None
     """Sweeps from which others are extrapolated, if they are."""
+    held: Any
+    """The posterior at the sites, without its space; ``None`` where it is not held."""
+
+
+class _AtHand(NamedTuple):
+    """What a sweep of :func:`solve` knows beyond the state."""
+
+    held: Any
+    """As in :class:`_Run`."""
+    is_taken: Array
+    """False where the evidence at the sites is all that is asked for."""
+    share: Array
+    """Change of marginals, seen beforehand, below which the sweep is not taken."""
+
+
+class _Swept(NamedTuple):
+    """Outcome of :func:`_step`."""
+
+    state: State
+    info: Info
+    history: History | None
+    held: Any
+    is_untaken: Array
+    """True if the sweep was seen to change nothing, and was not taken."""
 
 
 def _sites(state: State) -> Array:
@@ -264,18 +337,30 @@ def _step(
     power: ArrayLike,
     schedule: Schedule,
     history: History | None = None,
-) -> tuple[State, Info, History | None]:
+    at_hand: _AtHand | None = None,
+) -> _Swept:
     if schedule not in ("parallel", "sequential"):
         raise ValueError(f"Unknown schedule {schedule!r}: expected 'parallel' or 'sequential'.")
     is_start = state.is_start
     size = jnp.where(is_start, 1.0, jnp.minimum(state.step_size, 1.0 - damping))
-    tilted = tilt(form, state.marginals, state.site_precision, state.site_shift, power)
-    sites = state.site_precision, state.site_shift
-    objective = jnp.where(is_start, jnp.nan, evidence_at(form, state.marginals, sites, tilted, power))
-    precision, shift, skipped = propose(form, state.site_precision, state.site_shift, tilted, power)
+    held, is_taken = (None, None) if at_hand is None else at_hand[:2]
+    is_untaken, foreseen = jnp.asarray(False), state.max_change
+    if at_hand is not None and held is not None and history is None and may_look_ahead(form, power):
+        is_whole = ~is_start & (size == 1.0)
+        looked = look_ahead(form, prior, with_space(prior, held), state, power, is_whole)
+        objective, precision, shift, skipped = looked[:4]
+        foreseen = looked.bound(state, at_hand.share)
+        is_untaken = ~is_start & at_hand.is_taken & (foreseen < 2.0 * at_hand.share)
+        is_taken = at_hand.is_taken & ~is_untaken
+    else:
+        tilted = tilt(form, state.marginals, state.site_precision, state.site_shift, power)
+        sites = state.site_precision, state.site_shift
+        objective = evidence_at(form, state.marginals, sites, tilted, power)
+        precision, shift, skipped = propose(form, *sites, tilted, power)
+    objective = jnp.where(is_start, jnp.nan, objective)
     precision = state.site_precision + size * (precision - state.site_precision)
     shift = state.site_shift + size * (shift - state.site_shift)
-    opening = (*opened(form, state, tilted.observed, precision, shift), jnp.zeros_like(skipped))
+    opening = (*opened(form, state, precision, shift), jnp.zeros_like(skipped))
     if schedule == "parallel":
         swept = precision, shift, skipped
         precision, shift, skipped = jax.tree.map(partial(jnp.where, is_start), opening, swept)
@@ -290,7 +375,15 @@ def _step(
         least = least_precision(form, precision.dtype)
         precision = jnp.where(is_jump, jnp.maximum(target[: form.num_rows], least), precision)
         shift = jnp.where(is_jump, target[form.num_rows :], shift)
-    marginals = refresh(form, prior, precision, shift)
+
+    def settled() -> tuple[Marginals, Any]:
+        marginals, posterior = refresh_and_hold(form, prior, precision, shift)
+        return marginals, None if held is None else without_space(posterior)
+
+    # A loop that wants no more than the evidence is spared the algebra.
+    marginals, now_held = (
+        settled() if is_taken is None else lax.cond(is_taken, settled, lambda: (state.marginals, held))
+    )
     is_sound = is_proper(marginals)
     is_sound &= ~loses_cavity(form, state.marginals, marginals, (state.site_precision, precision), power)
     # There is nothing to go back to before the opening.
@@ -312,11 +405,14 @@ def _step(
     next_size = jnp.where(is_start, 1.0 - damping, next_size)
     moved = State(precision, shift, marginals, next_size, max_change, move, jnp.asarray(False))
     kept = state._replace(step_size=next_size, max_change=max_change)
-    state = jax.tree.map(partial(jnp.where, is_sound), moved, kept)
+    moved, held = jax.tree.map(partial(jnp.where, is_sound), (moved, now_held), (kept, held))
+    known = state._replace(max_change=foreseen)
+    state = jax.tree.map(partial(jnp.where, is_untaken), known, moved)
     if history is not None:  # another step size is another iteration
         is_same = is_sound & ~is_start & (next_size == size)
         history = history._replace(number=jnp.where(is_same, history.number, 0))
-    return state, Info(objective, max_change, jnp.sum(skipped), skipped, size), history
+    max_change = jnp.where(is_untaken, foreseen, max_change)
+    return _Swept(state, Info(objective, max_change, jnp.sum(skipped), skipped, size), history, held, is_untaken)
 
 
 def _in_deviations(form: LatentGaussian, marginals: Marginals, change: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from ..modes import laplace
 from .evidence_of_sites import has_flat
 from .tilting import is_log_concave, without_sites
 
-__all__ = ["State", "at_mode", "init", "is_proper", "opened", "refresh"]
+__all__ = ["State", "at_mode", "init", "is_proper", "opened", "refresh", "refresh_and_hold"]
 
 _BROAD = 1e12
 """Variance of a cavity that has no say in where a factor finds its datum, for data up to a million units."""
@@ -63,11 +63,11 @@ def init(form: LatentGaussian) -> State:
     return State(nowhere, nowhere, cavities, one, jnp.inf * one, no_move, jnp.asarray(True))
 
 
-def opened(form: LatentGaussian, state: State, observed: Array, precision: Array, shift: Array) -> tuple[Array, Array]:
+def opened(form: LatentGaussian, state: State, precision: Array, shift: Array) -> tuple[Array, Array]:
     """Sites to start from, among those that match the factors under the cavities of the opening: see :func:`init`."""
     is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)
     broad = 1.0 / state.marginals.variance
-    starts = observed & (is_log_concave(form) | has_flat(form))
+    starts = jnp.concatenate(form.observed) & (is_log_concave(form) | has_flat(form))
     shift = jnp.where(is_good, shift, broad * form.offset)
     precision = jnp.where(is_good, precision, broad)
     return jnp.where(starts, precision, 0.0), jnp.where(starts, shift, 0.0)
@@ -85,8 +85,15 @@ def at_mode(form: LatentGaussian, prior: LinearGaussian, space: Space, state: St
 
 def refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Marginals:
     """Marginals of ``eta - offset`` under prior and sites."""
-    posterior = prior.condition(precision, shift - precision * form.offset)
-    return without_sites(form, posterior, posterior.marginals())
+    return refresh_and_hold(form, prior, precision, shift)[0]
+
+
+def refresh_and_hold(
+    form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array
+) -> tuple[Marginals, Any]:
+    """:func:`refresh`, and the posterior that has these marginals."""
+    posterior: Any = prior.condition(precision, shift - precision * form.offset)
+    return without_sites(form, posterior, posterior.marginals()), posterior
 
 
 def is_proper(marginals: Marginals) -> Array:
