@@ -13,9 +13,10 @@ from jax import random
 from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.gaussian.algorithms.modes import laplace
 from numpyro_ext.infer.gaussian.fitting.costs import FIT_COSTS
-from numpyro_ext.linalg.sparse_krylov import find_elimination
+from numpyro_ext.linalg.sparse_krylov import CarriedElimination, find_elimination
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts
+from tests.compilations import compiled_programs
 from tests.readings import with_layouts
 from tests.tiers import thorough
 
@@ -63,9 +64,9 @@ def form_of(family, hyper, *, num_probes):
     reading = read_latent_gaussian(
         crossed, data(family), {"family": family}, costs=LayoutCosts(largest_rest=0), check=False
     )
-    layout = reading.abstract_form.layout
+    layout = reading.looked_up.layout
     sites = reading._priors.sites
-    order = find_elimination(layout.pattern, sites, num_probes)
+    order = CarriedElimination.of(find_elimination(layout.pattern.known(), sites, num_probes))
 
     def iterative(logs):
         form = reading.form({**hyper, "scale": jnp.exp(logs)})
@@ -239,3 +240,33 @@ def test_inla_has_corrected_marginals_by_solves():
     ours, dense = (fitted("logistic", space, INLA, **options) for space in ("iterative", "direct"))
     for name in ("of_first", "slope"):
         np.testing.assert_allclose(ours.posterior[name].mean, dense.posterior[name].mean, rtol=0, atol=5e-3)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["logistic", "Gaussian"])
+def test_another_design_of_like_size_compiles_nothing(family):
+    """Other levels of each row, of which others meet, and as many of both."""
+
+    def run(seed):
+        first, second, x, y = data(family)
+        if seed:
+            draws = np.random.default_rng(seed)
+            first, second = (draws.integers(0, size, ROWS) for size in LEVELS)
+        engine = LaplaceApproximation(crossed, space="iterative", progress_bar=False, num_samples=20)
+        engine.run(KEY, first, second, x, y, family=family)
+        jax.block_until_ready((engine.get_samples(), [(site.mean, site.sd) for site in engine.posterior.values()]))
+        engine.predict(KEY, first[:3], second[:3], x[:3], family=family)
+        return engine
+
+    one = run(0)
+    entries = [engine._run.reading.looked_up.layout.pattern.known().num_entries for engine in (one,)]
+    run(1)  # what runs of data that is at hand add to the first
+    with compiled_programs() as names:
+        other = run(2)
+    assert names == []
+    layout = other._run.reading.looked_up.layout
+    entries.append(layout.pattern.known().num_entries)
+    assert entries[0] != entries[1] and layout.pattern.num_entries <= 1.25 * entries[1]
+    # the same data by itself, in programs that have seen nothing else
+    jax.clear_caches()
+    np.testing.assert_allclose(run(2).posterior["of_first"].mean, other.posterior["of_first"].mean, atol=1e-10)

@@ -14,7 +14,7 @@ from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from numpyro_ext.linalg.gaussian.sparse_layout import block_pattern, find_layout
 from numpyro_ext.linalg.sparse_cholesky import SparsePattern
-from numpyro_ext.linalg.sparse_krylov import Elimination, KrylovFactor, find_elimination
+from numpyro_ext.linalg.sparse_krylov import CarriedElimination, Elimination, KrylovFactor, carried, find_elimination
 from numpyro_ext.linalg.sparse_krylov.schur import Schur
 from tests.monte_carlo import assert_close_covariance, assert_close_means
 
@@ -291,3 +291,44 @@ def test_variances_are_never_below_those_given_all_unknowns_but_one():
     scales = np.asarray(space.scale)
     expected = [max(scales[1] ** 2 * least[1], 4.0 * scales[2] ** 2 * least[2]), 2.0 * scales[3] ** 2 * least[3], 0.0]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_an_order_that_is_carried_along_does_what_the_order_does():
+    """Padded entries change nothing, and one program serves another pattern of like size."""
+
+    def answers(order, values, b):
+        factor = KrylovFactor(values, order)
+        slope = jax.grad(lambda values: KrylovFactor(values, order).log_determinant)(values)
+        parts = factor.solve(b), factor.half_solve(b), factor.selected_inverse(), factor.multiply(b)
+        return factor.log_determinant, slope, *parts
+
+    compiled, generator, sizes = jax.jit(answers), np.random.default_rng(4), set()
+    for number in (395, 400):
+        first, second = generator.integers(40, size=number), generator.integers(60, size=number)
+        columns = np.stack([np.full(number, 100), first, 40 + second], axis=1)
+        i, j = (columns[:, pair].ravel() for pair in ([0, 0, 1], [1, 2, 2]))
+        pattern = SparsePattern.of(101, i, j)
+        sizes.add(pattern.num_entries)
+        values = np.where(pattern.rows == pattern.columns, 40.0, generator.uniform(0.1, 1.0, pattern.num_entries))
+        order = find_elimination(pattern, [(0, 40), (40, 60), (100, 1)], num_probes=8)
+        arrays, b = CarriedElimination.of(order), jnp.asarray(generator.normal(size=101))
+        padded = arrays.pattern.num_entries
+        assert padded <= 1.25 * pattern.num_entries
+        found = compiled(arrays, jnp.asarray(np.pad(values, (0, padded - values.size))), b)
+        expected = answers(order, jnp.asarray(values), b)
+        for one, other in zip(found, expected, strict=True):
+            wanted = np.zeros(one.shape)
+            wanted[tuple(map(slice, other.shape))] = other
+            np.testing.assert_allclose(one, wanted, rtol=1e-10, atol=1e-12)
+    assert len(sizes) == 2 and compiled._cache_size() == 1
+
+
+def test_an_order_that_the_host_has_forgotten_is_made_again():
+    generator = np.random.default_rng(5)
+    i, j = generator.integers(30, size=90), 30 + generator.integers(40, size=90)
+    pattern = SparsePattern.of(70, i, j)
+    order = find_elimination(pattern, [(0, 30), (30, 40)], num_probes=4)
+    carried_along = CarriedElimination.of(order)
+    carried._known.clear()
+    assert carried_along.known() == order and carried_along.known() is not order
+    assert carried_along.pattern.known() == pattern

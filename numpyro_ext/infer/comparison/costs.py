@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...linalg.gaussian.conditioning import choose_space
 from ...linalg.gaussian.design import SparseRows
-from ...linalg.sparse_cholesky import analyse
+from ...linalg.sparse_cholesky import SparsePattern, analyse
 from ...structure import LatentGaussianReading
 
 __all__ = ["gaussian_cost"]
@@ -23,6 +23,8 @@ def gaussian_cost(reading: LatentGaussianReading) -> str:
     (blocks, block_rows), block_columns = form.blocks.rows.shape, form.blocks.columns.shape[1]
     rows_and_columns = form.blocks.rows, form.blocks.columns
     if form.layout is not None:
+        if not isinstance(form.layout.pattern, SparsePattern):
+            return f"{rows} rows, {columns} unknowns: conjugate gradients, some dozens of products a step"
         found = analyse(form.layout.pattern)
         work = f"one sparse Cholesky factorisation with {found.fill} entries"
         return f"{rows} rows, {columns} unknowns: {work} (about {found.flops / 2:.0e} multiplications a step)"

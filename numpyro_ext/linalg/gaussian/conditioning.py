@@ -9,6 +9,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import Array
 
+from ..sparse_cholesky import SparsePattern
 from .design import AnyDesign, DenseDesign, OperatorRows, SparseRows, StateSpaceDesign
 from .prior import FlatPrior, LowRankPrior, PriorBlock, is_flat
 from .row_pairs import is_summed_by_pair
@@ -179,6 +180,8 @@ def linear_gaussian(
                 "The space of sparse Cholesky factors needs sparse rows, and unknowns of a sparse precision, as large "
                 "fields of GaussianMarkovRandomField have. Leave the choice to space='auto'."
             )
+        if not isinstance(layout.pattern, SparsePattern):
+            raise ValueError("A layout for iterations has no sparse factors: read the model with space='direct'.")
         return SparseSpace.build(prior, design, dataclasses.replace(layout, elimination=None))
     if space == "iterative":
         if layout is None or layout.elimination is None or not isinstance(design, SparseRows):

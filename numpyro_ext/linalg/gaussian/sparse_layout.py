@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,7 @@ from jax import Array
 from ..cholesky import cholesky, cholesky_inverse, half_log_determinant
 from ..frozen_pytree import frozen_pytree
 from ..sparse_cholesky import SparsePattern
-from ..sparse_krylov import Elimination
+from ..sparse_krylov import CarriedElimination, CarriedPattern, Elimination
 from .design import SparseRows
 from .prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PrecisionPrior, PriorBlock
 from .sparse_prior import SparsePrecisionPrior
@@ -40,11 +40,18 @@ class SparseLayout:
     row_slots: Array
     """Places of the pairs of entries of each row as :func:`row_pairs` lists them, one past the last for pairs with
     padding; shape ``(num_rows, k (k + 1) / 2)``."""
-    pattern: SparsePattern = dataclasses.field(metadata={"static": True})
-    prior: SparsePattern = dataclasses.field(metadata={"static": True})
+    pattern: SparsePattern | CarriedPattern
+    prior: SparsePattern
     """Entries of the prior precision, in the order of their places."""
-    elimination: Elimination | None = dataclasses.field(default=None, metadata={"static": True})
+    elimination: Elimination | CarriedElimination | None = None
     """Order in which unknowns are eliminated where the rest is known by its products; ``None`` for Cholesky factors."""
+
+    def eliminated(self, elimination: Elimination) -> SparseLayout:
+        """The same layout, of an order of elimination; both are then arrays, which programs do not depend on."""
+        carried = CarriedElimination.of(elimination)
+        nothing, padded = elimination.pattern.num_entries, carried.pattern.num_entries
+        slots = jnp.where(self.row_slots == nothing, padded, self.row_slots)
+        return SparseLayout(self.prior_slots, slots, carried.pattern, self.prior, carried)
 
     def gram(self, design: SparseRows, weight: Array) -> Array:
         r""":math:`A^T \mathrm{diag}(w) A` at the entries of the pattern, shape ``(nnz,)``."""
@@ -159,14 +166,19 @@ def dense_entries(block: CovariancePrior | PrecisionPrior) -> tuple[Array, Array
     return entries, sign * block.count * half_log_determinant(factor)
 
 
-def look_up(pattern: SparsePattern, i: Array, j: Array) -> tuple[Array, Array]:
+def look_up(pattern: SparsePattern | CarriedPattern, i: Array, j: Array) -> tuple[Array, Array]:
     """Places of entries ``i >= j`` in a pattern, and which of them it has: by bisection within rows, as products of
     two indices may exceed 32 bits."""
-    pointer = np.searchsorted(pattern.rows, np.arange(pattern.size + 1)).astype(np.int32)
+    pointer: Any
+    if isinstance(pattern, CarriedPattern):
+        pointer, longest = pattern.pointer, pattern.size
+    else:
+        pointer = np.searchsorted(pattern.rows, np.arange(pattern.size + 1)).astype(np.int32)
+        longest = int(np.diff(pointer).max())
     columns = jnp.asarray(pattern.columns)
     low, high = jnp.asarray(pointer)[i], jnp.asarray(pointer)[i + 1]
     end = high
-    for _ in range(int(np.diff(pointer).max()).bit_length()):
+    for _ in range(longest.bit_length()):
         middle = (low + high) // 2
         is_below = (middle < high) & (columns[jnp.minimum(middle, columns.size - 1)] < j)
         low, high = jnp.where(is_below, middle + 1, low), jnp.where(is_below, high, middle)

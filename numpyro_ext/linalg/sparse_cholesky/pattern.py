@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __all__ = ["SparsePattern"]
 
 
+@jax.tree_util.register_static
 class SparsePattern:
     """Entries of the lower triangle of a symmetric matrix, sorted by row and column, with the whole diagonal.
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
@@ -86,6 +87,7 @@ class Plan(NamedTuple):
     """Shape ``(q, q)``."""
 
 
+@jax.tree_util.register_static
 class Elimination:
     """Pattern of a symmetric matrix whose unknowns are eliminated in three steps.
 

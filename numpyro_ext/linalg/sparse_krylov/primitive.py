@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..frozen_pytree import frozen_pytree
 from ..sparse_cholesky.primitive import multiply, one_without_derivative
+from .carried import CarriedElimination
 from .elimination import Elimination
 from .schur import Schur
 
@@ -52,7 +51,7 @@ class KrylovFactor:
 
     values: Array
     """Entries of the matrix, shape ``(nnz,)``."""
-    elimination: Elimination = dataclasses.field(metadata={"static": True})
+    elimination: Elimination | CarriedElimination
 
     @property
     def log_determinant(self) -> Array:
@@ -70,7 +69,7 @@ class KrylovFactor:
         :return: of the shape of ``b``.
         """
         return lax.custom_linear_solve(
-            partial(multiply, self.elimination.pattern, self.values),
+            self.multiply,
             b,
             lambda _, b: _call(self.elimination, _solution, b, self.values, b),
             symmetric=True,
@@ -83,7 +82,13 @@ class KrylovFactor:
         :param near: shape (n,).
         """
         near = lax.stop_gradient(near)
-        return near + self.solve(b - multiply(self.elimination.pattern, self.values, near))
+        return near + self.solve(b - self.multiply(near))
+
+    def multiply(self, x: Array) -> Array:
+        """Product with vectors, shape (n,) or (n, k)."""
+        if isinstance(self.elimination, CarriedElimination):
+            return self.elimination.pattern.multiply(self.values, x)
+        return multiply(self.elimination.pattern, self.values, x)
 
     def half_solve(self, z: Array) -> Array:
         """Draws whose covariance is the inverse of the matrix, made of white noise; derivatives in the values are
@@ -105,20 +110,38 @@ class KrylovFactor:
 # ---- calls of the host: NumPy in and out, since JAX inside a callback may wait for itself ----
 
 
-def _callback(elimination: Elimination, function: Callable[..., object], result: object, *args: Array) -> Any:
-    def on_host(*args: object) -> object:
+def _callback(
+    elimination: Elimination | CarriedElimination, function: Callable[..., object], result: object, *args: Array
+) -> Any:
+    # one that is static has no arrays
+    arrays, structure = jax.tree.flatten(elimination)
+
+    def on_host(arrays: Any, *args: object) -> object:
+        found = jax.tree.unflatten(structure, [np.asarray(a) for a in arrays])
+        order = found.known() if isinstance(found, CarriedElimination) else found
+        number = order.pattern.num_entries
         values, *rest = (np.asarray(a, np.float64) for a in args)
         try:
             with np.errstate(all="ignore"):
-                outputs = function(Schur(elimination, values), *rest)
-            return jax.tree.map(lambda out, like: np.asarray(out, like.dtype), outputs, result)
+                outputs = function(Schur(order, values[:number]), *rest)
+            return jax.tree.map(_filled_up, outputs, result)
         except np.linalg.LinAlgError:
             return jax.tree.map(lambda like: np.full(like.shape, np.nan, like.dtype), result)
 
-    return jax.pure_callback(on_host, result, *args, vmap_method="sequential")
+    return jax.pure_callback(on_host, result, arrays, *args, vmap_method="sequential")
 
 
-def _call(elimination: Elimination, function: Callable[..., object], like: Array, *args: Array) -> Array:
+def _filled_up(out: object, like: Any) -> NDArray[Any]:
+    """An output as it is expected, with zeros at padded entries."""
+    array = np.asarray(out, like.dtype)
+    if array.shape == like.shape:
+        return array
+    return np.pad(array, [(0, wanted - size) for wanted, size in zip(like.shape, array.shape, strict=True)])
+
+
+def _call(
+    elimination: Elimination | CarriedElimination, function: Callable[..., object], like: Array, *args: Array
+) -> Array:
     return _callback(elimination, function, jax.ShapeDtypeStruct(like.shape, like.dtype), *args)
 
 
@@ -143,25 +166,26 @@ def _value_and_inverse(schur: Schur) -> tuple[object, object]:
 # ---- derivatives ----
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _estimate(elimination: Elimination, values: Array) -> tuple[Array, Array, Array]:
+@jax.custom_jvp
+def _estimate(elimination: Elimination | CarriedElimination, values: Array) -> tuple[Array, Array, Array]:
     number = jax.ShapeDtypeStruct((), values.dtype)
     found: tuple[Array, Array, Array] = _callback(elimination, _value, (number, number, number), values)
     return found
 
 
-def _estimate_and_inverse(elimination: Elimination, values: Array) -> tuple[tuple[Array, Array, Array], Array]:
+def _estimate_and_inverse(
+    elimination: Elimination | CarriedElimination, values: Array
+) -> tuple[tuple[Array, Array, Array], Array]:
     number, entries = (jax.ShapeDtypeStruct(shape, values.dtype) for shape in ((), values.shape))
     found: Any = _callback(elimination, _value_and_inverse, ((number, number, number), entries), values)
     return found
 
 
 @_estimate.defjvp
-def _estimate_jvp(
-    elimination: Elimination, primals: tuple[Array], tangents: tuple[Array]
-) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    found, inverse = _estimate_and_inverse(elimination, lax.stop_gradient(primals[0]))
+def _estimate_jvp(primals: Any, tangents: Any) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
+    elimination, values = primals
+    found, inverse = _estimate_and_inverse(elimination, lax.stop_gradient(values))
     pattern = elimination.pattern
     times = jnp.where(pattern.rows == pattern.columns, 1, 2)
     zero = jnp.zeros_like(found[0])
-    return found, (jnp.sum(times * inverse * tangents[0]), zero, zero)
+    return found, (jnp.sum(times * inverse * tangents[1]), zero, zero)

@@ -3,7 +3,6 @@ to iterations."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -111,7 +110,8 @@ def iterative_layout(priors: PriorColumns, rows: AffineRows, maps: Sequence[Affi
     :param maps: affine sites.
     """
     found = _layout([block_pattern(block) for block in priors.abstract.values()], priors, rows, maps)
-    return dataclasses.replace(found, elimination=find_elimination(found.pattern, priors.sites))
+    assert isinstance(found.pattern, SparsePattern)  # as it is found
+    return found.eliminated(find_elimination(found.pattern, priors.sites))
 
 
 def _layout(
@@ -142,5 +142,6 @@ def _is_small_and_flat(block: PriorBlock) -> bool:
 def describe_layout(layout: SparseLayout) -> list[str]:
     """The sparse precision in words, one line each."""
     pattern, elimination = layout.pattern, layout.elimination
-    lines = [f"sparse precision: {pattern.size} unknowns, {pattern.num_entries} entries of a triangle"]
+    known = pattern if isinstance(pattern, SparsePattern) else pattern.known()
+    lines = [f"sparse precision: {known.size} unknowns, {known.num_entries} entries of a triangle"]
     return lines if elimination is None else [*lines, elimination.describe()]

@@ -161,7 +161,7 @@ class SparseSpace(_OnlyParallel, OneBlock):
         :param jax.Array near: coordinates near the mean, from which iterations start; factors need none.
         :return: the posterior; all nan where it is improper.
         """
-        pattern = self.layout.pattern
+        pattern: Any = self.layout.pattern
         # scales of entries and not of rows, whose products then have no derivative by them
         scales = self.scale[pattern.rows] * self.scale[pattern.columns]
         values = self.precision + scales * self.layout.gram(self.rows_of_unknowns, site_precision)
@@ -277,7 +277,7 @@ class SparsePosterior(_OnlyParallel):
         """Distance to the point where a gradient in the coordinates vanishes, in posterior standard deviations, and the
         relative residual of the solution that says so."""
         step = self.covariance_product(gradient)[0]
-        left = gradient[0] - multiply(self.space.layout.pattern, self.factor.values, step)
+        left = gradient[0] - self.factor.multiply(step)  # type: ignore[union-attr]
         size = jnp.linalg.norm(gradient)
         residual = jnp.linalg.norm(left) / jnp.where(size > 0.0, size, 1.0)
         return jnp.sqrt(jnp.maximum(gradient[0] @ step, 0.0)), residual
