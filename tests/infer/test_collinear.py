@@ -108,6 +108,16 @@ def test_effects_of_all_levels_beside_an_intercept_are_no_mistake():
     assert run(lambda matrix, y=None: vector(matrix, y, learned=True), np.eye(3)[GROUP])[1] == []
 
 
+def test_effects_that_are_multiplied_by_their_scale_are_no_mistake():
+    def model(group, y=None):
+        a = numpyro.sample("a", dist.Normal(0, 5))
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        z = numpyro.sample("z", dist.Normal(0, 1).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Bernoulli(logits=a + scale * z[group]), obs=y)
+
+    assert run(model, GROUP)[1] == []
+
+
 @pytest.mark.thorough
 def test_effects_of_a_known_scale_and_comparisons_are_no_mistake():
     assert run(lambda group, y=None: groups(group, y, learned=False), GROUP)[1] == []

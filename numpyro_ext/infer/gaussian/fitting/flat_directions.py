@@ -77,8 +77,8 @@ def explain_prior_alone(reading: LatentGaussianReading, hyper: dict[str, Array])
 def explain_collinear(reading: LatentGaussianReading, hyper: dict[str, Array]) -> list[str]:
     """A message on coefficients with proper priors that observations do not tell from one another, if there are any.
 
-    Members of a plate, and coefficients whose prior has a scale among the hyperparameters, are effects of levels: all
-    of them beside an intercept are no mistake. Among themselves alone some may be alike all the same.
+    Members of a plate, and coefficients whose scale is a hyperparameter, in the prior or in front of them, are effects
+    of levels: all of them beside an intercept are no mistake. Among themselves alone some may be alike all the same.
 
     Cost: a QR decomposition of the columns of the coefficients, a few dozen.
     """
@@ -98,17 +98,22 @@ def explain_collinear(reading: LatentGaussianReading, hyper: dict[str, Array]) -
     if not is_known or not 2 <= width <= min(_MOST_COLUMNS, num_rows) or num_rows * width > _LARGEST_MATRIX:
         return []
     columns_of, data = shared(_columns, reading, blocks=tuple(chosen)), reading.with_kinds(None).data
-    matrix, variances = columns_of(hyper, data)
-    moved = columns_of(jax.tree.map(_elsewhere, hyper), data)[1]
-    ends = np.cumsum([sizes[k] for k in chosen])
-    parts = dict(zip(chosen, np.split(np.asarray(matrix, float), ends[:-1], axis=1), strict=True))
-    has_scale = {k: not np.array_equal(one, other) for k, one, other in zip(chosen, variances, moved, strict=True)}
+    ends = np.cumsum([sizes[k] for k in chosen])[:-1]
+    (matrix, variances), (other_matrix, others) = (
+        columns_of(values, data) for values in (hyper, jax.tree.map(_elsewhere, hyper))
+    )
+    parts, moved = (np.split(np.asarray(x, float), ends, axis=1) for x in (matrix, other_matrix))
+    has_scale = {
+        k: not (np.array_equal(part, other) and np.array_equal(variance, of_other))
+        for k, part, other, variance, of_other in zip(chosen, parts, moved, variances, others, strict=True)
+    }
+    columns = dict(zip(chosen, parts, strict=True))
     levels = [k for k in chosen if is_level[k] or has_scale[k]]
     least = max(_NO_LENGTH, _ROUNDINGS * float(jnp.finfo(form.offset.dtype).eps))
     for group in ([k for k in chosen if k not in levels], *([k] for k in levels)):
         places = [(k, element) for k in group for element in range(sizes[k])]
         found = [
-            places[i] for i in _alike(np.concatenate([parts[k] for k in group] or [np.zeros((0, 0))], axis=1), least)
+            places[i] for i in _alike(np.concatenate([columns[k] for k in group] or [np.zeros((0, 0))], axis=1), least)
         ]
         if found and not (group[0] in levels and len(found) == sizes[group[0]]):
             return [_collinear_message([_named(reading, names[k], element) for k, element in found])]
