@@ -118,6 +118,10 @@ def test_effects_that_are_multiplied_by_their_scale_are_no_mistake():
     assert run(model, GROUP)[1] == []
 
 
+def test_many_levels_of_a_known_scale_are_no_mistake():
+    assert run(vector, np.eye(12)[np.arange(NUM) % 12])[1] == []
+
+
 @pytest.mark.thorough
 def test_effects_of_a_known_scale_and_comparisons_are_no_mistake():
     assert run(lambda group, y=None: groups(group, y, learned=False), GROUP)[1] == []
