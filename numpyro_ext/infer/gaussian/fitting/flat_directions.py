@@ -78,8 +78,8 @@ def explain_collinear(reading: LatentGaussianReading, hyper: dict[str, Array]) -
     """A message on coefficients with proper priors that observations do not tell from one another, if there are any.
 
     Members of a plate, and coefficients whose scale is a hyperparameter, in the prior or in front of them, are effects
-    of levels, as are more than ten of which each row sees one: all of them beside an intercept are no mistake. Among
-    themselves alone some may be alike all the same.
+    of levels, as are more than ten of which each row sees one, and those that rows compare: all of them beside an
+    intercept are no mistake. Among themselves alone some may be alike all the same.
 
     Cost: a QR decomposition of the columns of the coefficients, a few dozen.
     """
@@ -109,7 +109,7 @@ def explain_collinear(reading: LatentGaussianReading, hyper: dict[str, Array]) -
         for k, part, other, variance, of_other in zip(chosen, parts, moved, variances, others, strict=True)
     }
     columns = dict(zip(chosen, parts, strict=True))
-    levels = [k for k in chosen if is_level[k] or has_scale[k] or _has_many_levels(columns[k])]
+    levels = [k for k in chosen if is_level[k] or has_scale[k] or _are_effects(columns[k])]
     least = max(_NO_LENGTH, _ROUNDINGS * float(jnp.finfo(form.offset.dtype).eps))
     for group in ([k for k in chosen if k not in levels], *([k] for k in levels)):
         places = [(k, element) for k in group for element in range(sizes[k])]
@@ -134,9 +134,10 @@ def _columns(reading: LatentGaussianReading, blocks: tuple[int, ...]) -> Callabl
     return quick_jit(columns, is_small=True)
 
 
-def _has_many_levels(columns: np.ndarray) -> bool:
-    """True if each row sees one of many."""
-    return columns.shape[1] > _MOST_COEFFICIENTS and bool(np.all(np.count_nonzero(columns, axis=1) <= 1))
+def _are_effects(columns: np.ndarray) -> bool:
+    """True if each row sees one of many columns, or compares some with each other."""
+    sees_one = columns.shape[1] > _MOST_COEFFICIENTS and bool(np.all(np.count_nonzero(columns, axis=1) <= 1))
+    return sees_one or not np.any(np.sum(columns, axis=1))
 
 
 def _elsewhere(value: Any) -> Any:
