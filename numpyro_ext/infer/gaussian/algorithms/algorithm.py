@@ -163,6 +163,14 @@ class Algorithm(ABC):
         """
         return None
 
+    def has_long_sweeps(self, form: LatentGaussian) -> bool:
+        """True if what a fit does in each sweep is so long to compile that it has a program of its own, where that is
+        optimised and the rest is not: gradients and marginals are then made by little work, once for each fit.
+
+        :param LatentGaussian form: of shapes alone.
+        """
+        return False
+
     @property
     def has_second_derivatives(self) -> bool:
         """True if it knows :meth:`complete_derivatives` and :meth:`missing_derivatives`."""

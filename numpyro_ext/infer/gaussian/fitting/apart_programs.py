@@ -1,7 +1,7 @@
-"""Evaluations and second derivatives in two programs each: one passes over all observations, one over what they share.
+"""Evaluations and second derivatives in two programs each: one passes over all observations, often, one over the rest.
 
-The first takes its time to run, and is optimised. The second sees little, such as parameters of columns, but is long:
-to optimise it takes longer than all its calls.
+The first takes its time to run, and is optimised. The second sees little, such as parameters of columns, or runs once
+for each fit, but is long: to optimise it takes longer than all its calls.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class ApartPrograms:
         self._missing = quick_jit(self._missing_derivatives)
 
     def evaluate(
-        self, data: object, fixed: dict[str, Array], values: Array, state: object, tol: Any
+        self, data: object, fixed: dict[str, Array], values: Array, state: object, tol: Any, with_gradient: bool = True
     ) -> tuple[Evaluation, Any]:
         """The objective of a search, and what the fit of the field has at hand at its end."""
         solution = self._solve(data, fixed, values, state, tol)
-        return self._slope(data, fixed, values, solution), solution[2]
+        return self._slope(data, fixed, values, solution, with_gradient), solution[2]
 
     def second_derivatives(
         self, data: object, fixed: dict[str, Array], search: SearchState, *, is_rough: bool | Array
@@ -68,7 +68,9 @@ class ApartPrograms:
         form = self._form_at(data, fixed)(values)
         return self._algorithm.solve_and_hold(form, state, num_steps=self._num_steps, tol=tol)
 
-    def _evaluation(self, data: object, fixed: dict[str, Array], values: Array, solution: Any) -> Evaluation:
+    def _evaluation(
+        self, data: object, fixed: dict[str, Array], values: Array, solution: Any, with_gradient: bool | Array
+    ) -> Evaluation:
         evaluate = evaluation_and_held_fn(
             form_fn=self._form_at(data, fixed),
             log_prior_fn=lambda x: self._log_prior(data, fixed, x),
@@ -76,7 +78,7 @@ class ApartPrograms:
             log_evidence_fn=self._algorithm.held_evidence,
             value_fn=self._algorithm.known_evidence,
         )
-        return evaluate(values, None)[0]
+        return evaluate(values, None, with_gradient)[0]
 
     def _complete_derivatives(
         self, data: object, fixed: dict[str, Array], values: Array, state: object, held: object

@@ -68,7 +68,8 @@ class FittingPrograms(Objective):
         self._marginals_fn = marginals_fn if space.size and not runs_often else None
         form, work = reading.abstract_form, algorithm.numbers_in_evaluation(reading.abstract_form)
         self.is_small = is_small(form, costs) or (work is not None and work <= costs.most_quick_numbers)
-        self._evaluates_apart = work is not None and not self.is_small
+        has_long_sweeps = algorithm.has_long_sweeps(form) and space.size > 0
+        self._evaluates_apart = (work is not None or has_long_sweeps) and not self.is_small
 
         # Whether the curvature is left to `probe_locally`.
         num_probes, num_params = space.size * reading.abstract_form.num_rows, space.size - len(space.integrable)
@@ -87,14 +88,15 @@ class FittingPrograms(Objective):
         self._compile = compile_ = partial(quick_jit, is_small=is_quick)
         self.constrained = compile_(jax.vmap(space.unpack, (0, None)))
         self.solve = compile_(self.fitted, static_argnames="num_steps")
-        self.init_state = compile_(self._init_state)
-        self._init_state_at = compile_(self.first_state)
+        starts = partial(quick_jit, is_small=is_quick or form.num_rows <= costs.most_rows_apart)  # once in a run
+        self.init_state, self._init_state_at = starts(self._init_state), starts(self.first_state)
         self._adds_much = adds_much(form)
         self._search_alone = compile_(self._search, adds_much=self._adds_much)
         self._search_and_visit = compile_(self._visit, adds_much=self._adds_much)
         self._evaluate_alone: Callable[..., tuple[Evaluation, Any]] = compile_(self._evaluate_and_hold)
         self._turn = quick_jit(partial(turn, field_tol=self._field_tol, tol=hyper_tol), is_small=True)
-        self._note = compile_(self._point_fit, static_argnames="marginals_fn")
+        note = partial(quick_jit, is_small=is_quick or has_long_sweeps)
+        self._note = note(self._point_fit, static_argnames="marginals_fn")
         self.probe_locally = compile_(self._probe_locally)
         num_scores = form.blocks.rows.shape[0] * space.size
         self.second_derivatives: Callable[..., tuple[Array, Array]] = quick_jit(
@@ -184,7 +186,7 @@ class FittingPrograms(Objective):
         """
         if self._evaluates_apart:
             return visit_apart(
-                lambda values, begun: self._evaluate_alone(data, fixed, values, begun, tol),
+                lambda values, begun: self._evaluate_alone(data, fixed, values, begun, tol, with_gradient),
                 lambda values, found, held: self._note(
                     data, fixed, values, found, held, with_marginals, marginals_fn=marginals_fn
                 ),

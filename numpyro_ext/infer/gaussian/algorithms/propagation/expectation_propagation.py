@@ -42,7 +42,7 @@ from ..posterior import GaussianPosterior, gaussian_prior
 from .evidence_of_sites import evidence_at, exceeds_one, log_evidence
 from .held_factor import look_ahead, may_look_ahead, with_space, without_space
 from .newton import newton_sites
-from .opening import State, at_mode, init, is_proper, opened, refresh, refresh_and_hold
+from .opening import State, before_opening, init, is_proper, opened, refresh, refresh_and_hold
 from .sequential import sweep_sequentially
 from .tilting import least_precision, loses_cavity, propose, tilt
 
@@ -185,7 +185,7 @@ def solve_and_hold(
     form = joined(form)
     prior = gaussian_prior(form, _space(form, space, schedule))
     infinity = jnp.full_like(state.max_change, jnp.inf)
-    start = init(form)._replace(step_size=jnp.full_like(infinity, 1.0 - damping))
+    start = before_opening(form)._replace(step_size=jnp.full_like(infinity, 1.0 - damping))
     # Sweeps leave the sites of masked factors alone, and the other form may not have masked them.
     precision, shift = (jnp.where(jnp.concatenate(form.observed), site, 0.0) for site in state[:2])
     has_vectors = any(vector_factors(potential) is not None for potential in form.potentials)
@@ -196,8 +196,6 @@ def solve_and_hold(
     if has_vectors or not all(potential.is_log_concave for potential in form.potentials):
         afresh |= ~is_proper(marginals)
     state = jax.tree.map(partial(jnp.where, afresh), start, warm)
-    if has_vectors:
-        state = lax.cond(afresh, partial(at_mode, form, prior, space), lambda state: state, state)
     bound = jnp.maximum(tol, 100 * jnp.finfo(infinity.dtype).eps)
 
     def proceed(run: _Run) -> Array:

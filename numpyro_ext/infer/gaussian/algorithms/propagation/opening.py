@@ -10,14 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .....linalg.gaussian.conditioning import LinearGaussian, Space
+from .....linalg.gaussian.conditioning import LinearGaussian
 from .....linalg.gaussian.marginals import Marginals
-from .....structure.latent_gaussian import LatentGaussian
+from .....potentials.vector_rows import vector_factors
+from .....structure.latent_gaussian import LatentGaussian, joined
 from ..modes import laplace
+from ..posterior import gaussian_prior
 from .evidence_of_sites import has_flat
 from .tilting import is_log_concave, without_sites
 
-__all__ = ["State", "at_mode", "init", "is_proper", "opened", "refresh", "refresh_and_hold"]
+__all__ = ["State", "before_opening", "init", "is_proper", "opened", "refresh", "refresh_and_hold"]
 
 _BROAD = 1e12
 """Variance of a cavity that has no say in where a factor finds its datum, for data up to a million units."""
@@ -43,13 +45,32 @@ class State(NamedTuple):
 
 
 def init(form: LatentGaussian) -> State:
+    """The state to start from: the sites of Laplace's method for factors of several predictors, if that finds a mode,
+    and otherwise the state before the opening sweep.
+
+    Under a broad prior a location far from its datum asks for a large scale, and all such factors together for one
+    without end: they do not start from a sweep.
+    """
+    start = before_opening(form)
+    if not any(vector_factors(potential) is not None for potential in form.potentials):
+        return start
+    form = joined(form)
+    precision, shift = laplace.sites_near_mode(form, num_steps=50, tol=1e-3)
+    marginals = refresh(form, gaussian_prior(form, "auto"), precision, shift)
+    at_mode = start._replace(
+        site_precision=precision, site_shift=shift, marginals=marginals, is_start=jnp.asarray(False)
+    )
+    return jax.tree.map(partial(jnp.where, is_proper(marginals)), at_mode, start)
+
+
+def before_opening(form: LatentGaussian) -> State:
     """The state before the opening sweep, which gives sites to start from and is not counted as a step.
 
     A log-concave factor starts with the site that matches it under a cavity of variance one half at the offset, for
     which the cheap rules of tilted moments serve. The usual start without sites lets all factors answer a broad prior
     at once, and with many rows per coefficient the parallel sweeps then overshoot further each time. Other factors
     start without a site, unless some prior is flat and sites must make the posterior proper: then under a broad cavity,
-    where a heavy-tailed factor finds its datum. Factors of several predictors start with the sites of Laplace's method.
+    where a heavy-tailed factor finds its datum.
 
     The opening is a sweep like the others so that a compiled run holds the tilted moments once.
     """
@@ -64,23 +85,13 @@ def init(form: LatentGaussian) -> State:
 
 
 def opened(form: LatentGaussian, state: State, precision: Array, shift: Array) -> tuple[Array, Array]:
-    """Sites to start from, among those that match the factors under the cavities of the opening: see :func:`init`."""
+    """Sites to start from, among those that match the factors under the cavities of :func:`before_opening`."""
     is_good = jnp.isfinite(precision) & jnp.isfinite(shift) & (precision > 0)
     broad = 1.0 / state.marginals.variance
     starts = jnp.concatenate(form.observed) & (is_log_concave(form) | has_flat(form))
     shift = jnp.where(is_good, shift, broad * form.offset)
     precision = jnp.where(is_good, precision, broad)
     return jnp.where(starts, precision, 0.0), jnp.where(starts, shift, 0.0)
-
-
-def at_mode(form: LatentGaussian, prior: LinearGaussian, space: Space, state: State) -> State:
-    """The sites of Laplace's method in the place of the opening, if it finds a mode: under a broad prior a location
-    far from its datum asks for a large scale, and all factors together for one without end."""
-    precision, shift = laplace.sites_near_mode(form, num_steps=50, tol=1e-3, space=space)
-    marginals = refresh(form, prior, precision, shift)
-    no = jnp.asarray(False)
-    start = state._replace(site_precision=precision, site_shift=shift, marginals=marginals, is_start=no)
-    return jax.tree.map(partial(jnp.where, is_proper(marginals)), start, state)
 
 
 def refresh(form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array) -> Marginals:
