@@ -51,6 +51,8 @@ def evaluation_and_held_fn(
 
     def evaluate(values: Array, state: object, with_gradient: bool | Array = True) -> tuple[Evaluation, Any]:
         solved, info, held = solve_fn(form_fn(values), state)
+        # without weak types, by which another program would be asked for
+        info = jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), info)
         solved, held = jax.lax.stop_gradient((solved, held))
 
         def differentiated() -> tuple[Array, Array]:

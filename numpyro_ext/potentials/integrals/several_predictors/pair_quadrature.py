@@ -135,27 +135,38 @@ def _quadrature_slice(log_factor: Callable[[Array], Array], mean: Array, varianc
         def first(x: Array) -> Array:
             return jax.jvp(log_factor, (x,), (ones,))[1]
 
-        slope, curvature = jax.jvp(first, (x,), (ones,))
+        slope, curvature = lax.stop_gradient(jax.jvp(first, (x,), (ones,)))
         return jnp.where(jnp.isfinite(slope), slope, 0.0), jnp.where(jnp.isfinite(curvature), curvature, 0.0)
 
-    def climb(_: int, x: Array) -> Array:
-        slope, curvature = slope_and_curvature(x)
-        step = slope / jnp.maximum(jnp.abs(curvature), 0.01 / variance)
-        return jnp.clip(x + step, mean - _REACH * deviation, mean + _REACH * deviation)
-
-    # The peak of a factor that is much narrower than the Gaussian stands between the nodes of a search.
-    peak = lax.fori_loop(0, _NUM_CLIMBS, climb, mean)
+    middle, width = lax.stop_gradient((mean, deviation))
     offsets = jnp.asarray(_SEARCH, mean.dtype)[:, None]
 
-    def look(best: Array, scale: Array) -> tuple[Array, None]:
-        places = jnp.concatenate([best + scale * deviation * offsets, peak[None]])
-        highest = jnp.argmax(lax.map(exponent, places), axis=0)
-        return jnp.take_along_axis(places, highest[None], axis=0)[0], None
+    def climb(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        """One step further, and the curvature of the log factor before it."""
+        slope, curvature = slope_and_curvature(state[0])
+        step = slope / jnp.maximum(jnp.abs(curvature), 0.01 / jnp.square(width))
+        return jnp.clip(state[0] + step, middle - _REACH * width, middle + _REACH * width), curvature
 
-    mode, _ = lax.scan(look, mean, jnp.asarray(_SEARCH_SCALES, mean.dtype))
-    mode = lax.stop_gradient(mode)
-    curvature = lax.stop_gradient(1.0 / variance - slope_and_curvature(mode)[1])
-    scale = 1.0 / jnp.sqrt(jnp.maximum(curvature, 0.3 / variance))
+    def highest_near(peak: Array) -> Array:
+        """The highest of some places around the mean, ever closer to the highest so far, and the peak: that of a factor
+        that is much narrower than the Gaussian stands between the places."""
+
+        def look(best: Array, scale: Array) -> tuple[Array, None]:
+            places = jnp.concatenate([best + scale * width * offsets, peak[None]])
+            highest = jnp.argmax(lax.map(exponent, places), axis=0)
+            return jnp.take_along_axis(places, highest[None], axis=0)[0], None
+
+        return lax.scan(look, middle, jnp.asarray(_SEARCH_SCALES, mean.dtype))[0]
+
+    def around(state: tuple[Array, Array], num_climbs: Array) -> tuple[tuple[Array, Array], None]:
+        """The mode, then the curvature there: one copy of the derivatives serves both."""
+        place, (peak, curvature) = state[0], lax.fori_loop(0, num_climbs, climb, state)
+        mode = lax.cond(num_climbs > 1, highest_near, lambda _: place, peak)
+        return (lax.stop_gradient(mode), curvature), None
+
+    (mode, bend), _ = lax.scan(around, (middle, jnp.zeros_like(middle)), jnp.array([_NUM_CLIMBS, 1]))
+    curvature = 1.0 / jnp.square(width) - bend
+    scale = 1.0 / jnp.sqrt(jnp.maximum(curvature, 0.3 / jnp.square(width)))
     length = jnp.arcsinh((jnp.abs(mode - mean) + _REACH * deviation) / scale)
     # written out, as the compiler's own hyperbolic functions are long
     grown = jnp.exp(length * jnp.asarray(_INNER, mean.dtype)[:, None])
