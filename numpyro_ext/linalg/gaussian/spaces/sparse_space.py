@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from ...cholesky import LARGEST_DENSE, cholesky, half_log_determinant, solve_lower
 from ...frozen_pytree import frozen_pytree
-from ...sparse_cholesky import SparseFactor
+from ...sparse_cholesky import SparseFactor, SparsePattern
 from ...sparse_cholesky.primitive import factorise_and_solve, multiply, white_noise
 from ...sparse_krylov import Estimate, KrylovFactor
 from ..design import DenseDesign, Design, SparseRows
@@ -205,9 +205,11 @@ class SparseSpace(_OnlyParallel, OneBlock):
         if held is not None:
             known = held.held(values)
             return known, known.solve(sides)
-        if self.layout.elimination is None:
-            return factorise_and_solve(self.layout.pattern, values, sides)
-        iterated = KrylovFactor(values, self.layout.elimination)
+        pattern, elimination = self.layout.pattern, self.layout.elimination
+        if elimination is None:
+            assert isinstance(pattern, SparsePattern)  # as only that of an elimination is carried
+            return factorise_and_solve(pattern, values, sides)
+        iterated = KrylovFactor(values, elimination)
         return iterated, iterated.solve(sides) if near is None else iterated.solve_near(sides, near[0])
 
 
