@@ -226,16 +226,17 @@ def kind_of_pair(
     def probe(outer: Array) -> tuple[Array, Array]:
         """Curvatures at some points, and at the peak, in either predictor; the other one is given."""
 
-        def climb(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
-            x = state[0]
-            slope, curvature = along_either(x, outer)
+        def look(x: Array, place: Array) -> tuple[Array, Array]:
+            """The curvature at a place, or at the climber's, who takes a step then: one copy of the derivatives."""
+            climbs = jnp.isnan(place)
+            slope, curvature = along_either(jnp.where(climbs, x, place), outer)
             step = slope / jnp.maximum(jnp.abs(curvature), 1e-3)
             step = jnp.where(jnp.isfinite(step), jnp.clip(step, -1.0 - jnp.abs(x), 1.0 + jnp.abs(x)), 0.0)
-            return x + step, curvature
+            return jnp.where(climbs, x + step, x), curvature
 
-        zeros = jnp.zeros((2, num_factors), dtype)
-        along = lax.map(lambda x: along_either(zeros + x, outer)[1], jnp.asarray(_PROBES, dtype))
-        return along.swapaxes(0, 1), -lax.fori_loop(0, _NUM_CLIMBS, climb, (zeros, zeros))[1]
+        places = jnp.asarray(np.append(_PROBES, np.full(_NUM_CLIMBS, np.nan)), dtype)
+        found = lax.scan(look, jnp.zeros((2, num_factors), dtype), places)[1]
+        return found[: len(_PROBES)].swapaxes(0, 1), -found[-1]
 
     grid = jnp.asarray(np.stack(np.meshgrid(_PROBES, _PROBES, indexing="ij"), axis=-1).reshape(-1, 2), dtype)
     (along, peaks), values = run(lambda: (lax.map(probe, jnp.asarray(_OTHERS, dtype)), lax.map(log_densities, grid)))
