@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -12,7 +14,7 @@ from .elementwise import TemperedPotential
 from .moments import ExpectedLogDensity, TiltedMoments
 from .vector import VectorPotential
 
-__all__ = ["VectorRows", "row_directions", "vector_factors"]
+__all__ = ["VectorRows", "has_vector_factors", "row_directions", "vector_factors"]
 
 
 def row_directions(dimension: int) -> np.ndarray:
@@ -136,3 +138,8 @@ def vector_factors(potential: Potential) -> tuple[VectorRows, Array | float | No
     if isinstance(potential, TemperedPotential) and isinstance(potential.base, VectorRows):
         return potential.base, potential.weight
     return None
+
+
+def has_vector_factors(potentials: Iterable[Potential]) -> bool:
+    """True if some of these have factors of several predictors."""
+    return any(vector_factors(potential) is not None for potential in potentials)

@@ -112,6 +112,7 @@ def test_the_fit_of_all_and_newcomers_of_their_own(fitted):
     assert abs(float(gap.squeeze())) < 0.1
 
 
+@pytest.mark.thorough
 def test_frequencies_of_levels_are_counted():
     user, item = np.divmod(np.arange(12), 4)
     rating = np.array([0, 1, 2, 0, 0, 1, 0, 0, 0, 2, 1, 0])

@@ -160,6 +160,7 @@ def test_information_is_that_of_sums_level_by_level():
         )
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_a_fit_goes_on_with_further_ratings():
     """Cells that are joined are those of the model on all of them, and it ends where nothing changes there."""

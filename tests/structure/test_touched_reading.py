@@ -288,6 +288,7 @@ def in_another_order(user, first, second, order, won=None, *, kernel):
     numpyro.sample("won", dist.Bernoulli(logits=own[user, first] - own[user, second]), obs=won)
 
 
+@pytest.mark.thorough
 def test_elements_of_large_sites_are_found_by_indices_of_the_data():
     *compared, won = comparisons()
     order, found = np.random.default_rng(0).permutation(NUM_USERS), []

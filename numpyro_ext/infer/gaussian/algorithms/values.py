@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from jax import Array
 
-from ....potentials.vector_rows import vector_factors
+from ....potentials.vector_rows import has_vector_factors
 from ....structure.latent_gaussian import LatentGaussian
 from .algorithm import Algorithm, NearForms
 from .fit_info import FitInfo
@@ -110,7 +110,7 @@ class ExpectationPropagation(Algorithm):
         return replace(self.posterior(form, state), held=held)
 
     def has_long_sweeps(self, form: LatentGaussian) -> bool:
-        return any(vector_factors(potential) is not None for potential in form.potentials)
+        return has_vector_factors(form.potentials)
 
     def localised(self, form: LatentGaussian, state: expectation_propagation.State) -> NearForms | None:
         return local_factors.localised(form, state, power=self.power)

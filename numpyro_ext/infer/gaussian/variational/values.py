@@ -9,6 +9,7 @@ from typing import Any, Literal
 from jax import Array
 
 from ....compilation.pytree import PyTree
+from ....potentials.vector_rows import has_vector_factors
 from ....structure.latent_gaussian import LatentGaussian
 from ...front.options import check_one_of
 from ..algorithms.algorithm import Algorithm
@@ -57,6 +58,9 @@ class VariationalAlgorithm(Algorithm):
 
     def _key_of_method(self, method: str, covariance: Covariance = "full") -> Hashable:
         return "VariationalGaussian", method, *self.request, covariance
+
+    def has_long_sweeps(self, form: LatentGaussian) -> bool:
+        return has_vector_factors(form.potentials)
 
     def init(self, form: LatentGaussian) -> Any:
         return natural_gradient.init(self.treated(form))

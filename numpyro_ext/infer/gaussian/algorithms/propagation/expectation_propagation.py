@@ -34,7 +34,7 @@ from .....linalg.gaussian.conditioning import LinearGaussian, Space, choose_spac
 from .....linalg.gaussian.marginals import Marginals, relative_change
 from .....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_valid_prior
 from .....linalg.solvers.anderson import History, extrapolated, no_history, remember
-from .....potentials.vector_rows import vector_factors
+from .....potentials.vector_rows import has_vector_factors
 from .....structure.latent_gaussian import LatentGaussian, joined
 from ..fit_info import FitInfo
 from ..modes.mode_derivative import HeldPosterior, holds_factor
@@ -188,7 +188,7 @@ def solve_and_hold(
     start = before_opening(form)._replace(step_size=jnp.full_like(infinity, 1.0 - damping))
     # Sweeps leave the sites of masked factors alone, and the other form may not have masked them.
     precision, shift = (jnp.where(jnp.concatenate(form.observed), site, 0.0) for site in state[:2])
-    has_vectors = any(vector_factors(potential) is not None for potential in form.potentials)
+    has_vectors = has_vector_factors(form.potentials)
     marginals, posterior = refresh_and_hold(form, prior, precision, shift)
     held = without_space(posterior) if holds_factor(prior) and schedule == "parallel" and not has_vectors else None
     warm = start._replace(site_precision=precision, site_shift=shift, marginals=marginals, is_start=state.is_start)

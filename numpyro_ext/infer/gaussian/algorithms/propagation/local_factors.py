@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 
 from .....potentials.base import Potential, potential
 from .....potentials.moments import TiltedMoments
-from .....potentials.vector_rows import vector_factors
+from .....potentials.vector_rows import has_vector_factors
 from .....structure.latent_gaussian import LatentGaussian
 from .expectation_propagation import State
 from .tilting import cavities
@@ -88,7 +88,7 @@ def localised(
     :return: a function from a form of the same structure to one with quadratic factors; ``None`` where a factor has
         parameters of too many numbers, or several predictors.
     """
-    if any(vector_factors(potential) is not None for potential in form.potentials):
+    if has_vector_factors(form.potentials):
         return None
     sizes = [mask.shape[0] for mask in form.observed]
     if any(2 + len(_components(p, n)) > _MOST_COORDINATES for p, n in zip(form.potentials, sizes, strict=True)):

@@ -12,7 +12,7 @@ from jax import Array
 
 from .....linalg.gaussian.conditioning import LinearGaussian
 from .....linalg.gaussian.marginals import Marginals
-from .....potentials.vector_rows import vector_factors
+from .....potentials.vector_rows import has_vector_factors
 from .....structure.latent_gaussian import LatentGaussian, joined
 from ..modes import laplace
 from ..posterior import gaussian_prior
@@ -52,7 +52,7 @@ def init(form: LatentGaussian) -> State:
     without end: they do not start from a sweep.
     """
     start = before_opening(form)
-    if not any(vector_factors(potential) is not None for potential in form.potentials):
+    if not has_vector_factors(form.potentials):
         return start
     form = joined(form)
     precision, shift = laplace.sites_near_mode(form, num_steps=50, tol=1e-3)
