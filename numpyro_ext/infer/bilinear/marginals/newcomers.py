@@ -259,7 +259,7 @@ def _prior_of_cuts(cuts: Cuts, parents: Moments | None) -> Moments:
 
 
 class _Owned(NamedTuple):
-    """Which noise and cut points new vectors have of their own."""
+    """Noise and cut points that new vectors have of their own."""
 
     scales: tuple[bool, ...]
     cuts: bool

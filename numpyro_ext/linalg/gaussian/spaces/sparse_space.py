@@ -110,13 +110,12 @@ class SparseSpace(_OnlyParallel, OneBlock):
             else:
                 entries.append(ones)
             start += block.size
-        precision = jnp.zeros((layout.pattern.num_entries,), dtype)
-        precision = precision.at[layout.prior_slots].add(jnp.concatenate(entries).astype(dtype))
+        known, slots = jnp.concatenate(entries).astype(dtype), layout.prior_slots
         return cls(
             design,
             layout,
             jnp.concatenate(scales),
-            precision,
+            jnp.zeros((layout.pattern.num_entries,), dtype).at[slots].add(known),
             total,
             jnp.concatenate(directions, axis=1).astype(dtype) if directions else jnp.zeros((size, 0), dtype),
             jnp.concatenate(anchored) if anchored else jnp.zeros((0,), jnp.int32),
@@ -205,11 +204,10 @@ class SparseSpace(_OnlyParallel, OneBlock):
         if held is not None:
             known = held.held(values)
             return known, known.solve(sides)
-        pattern, elimination = self.layout.pattern, self.layout.elimination
-        if elimination is None:
-            assert isinstance(pattern, SparsePattern)  # as only that of an elimination is carried
-            return factorise_and_solve(pattern, values, sides)
-        iterated = KrylovFactor(values, elimination)
+        if self.layout.elimination is None:
+            assert isinstance(self.layout.pattern, SparsePattern)  # as only that of an elimination is carried
+            return factorise_and_solve(self.layout.pattern, values, sides)
+        iterated = KrylovFactor(values, self.layout.elimination)
         return iterated, iterated.solve(sides) if near is None else iterated.solve_near(sides, near[0])
 
 
@@ -377,8 +375,8 @@ class SparsePosterior(_OnlyParallel):
         def of(matrix: Array, rows: Array) -> Any:
             removed, added = (matrix @ part @ part.T for part in (self.removed, self.added))
             with_unknowns = self.factor.solve(matrix.T).T - removed + added
-            parts = [other.at[rows].get(mode="clip") for other in others]
-            return function(self.space.design.matvec(with_unknowns), *parts)
+            of_rows = (other.at[rows].get(mode="clip") for other in others)
+            return function(self.space.design.matvec(with_unknowns), *of_rows)
 
         return self._by_chunks(design, of)
 

@@ -10,12 +10,12 @@ from jax.typing import ArrayLike
 
 from .....linalg.gaussian.conditioning import Space
 from .....linalg.gaussian.marginals import Marginals
-from .....linalg.gaussian.prior import is_flat, is_valid_prior
+from .....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_flat, is_valid_prior
 from .....structure.latent_gaussian import LatentGaussian, joined
 from ..posterior import gaussian_prior
 from .tilting import Tilted, tilt, without_sites
 
-__all__ = ["evidence_at", "exceeds_one", "has_flat", "log_evidence"]
+__all__ = ["evidence_at", "exceeds_one", "has_flat", "is_coupled", "log_evidence"]
 
 _MOST_EXCESS = 1.0
 """Nats by which an approximate log probability may be above zero."""
@@ -101,3 +101,9 @@ def exceeds_one(form: LatentGaussian, log_evidence: Array) -> Array:
 def has_flat(form: LatentGaussian) -> bool:
     """True if some prior is flat."""
     return any(is_flat(block) for block in form.prior)
+
+
+def is_coupled(form: LatentGaussian) -> bool:
+    """True if the prior couples its unknowns, so that sweeps converge slowly. Effects that are independent take a
+    few sweeps, of which none would be saved."""
+    return not all(isinstance(block, DiagonalPrior | FlatPrior) for block in form.prior)

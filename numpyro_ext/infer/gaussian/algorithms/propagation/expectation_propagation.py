@@ -32,17 +32,29 @@ from jax.typing import ArrayLike
 
 from .....linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
 from .....linalg.gaussian.marginals import Marginals, relative_change
-from .....linalg.gaussian.prior import DiagonalPrior, FlatPrior, is_valid_prior
+from .....linalg.gaussian.prior import is_valid_prior
 from .....linalg.solvers.anderson import History, extrapolated, no_history, remember
 from .....potentials.vector_rows import has_vector_factors
 from .....structure.latent_gaussian import LatentGaussian, joined
 from ..fit_info import FitInfo
 from ..modes.mode_derivative import HeldPosterior, holds_factor
 from ..posterior import GaussianPosterior, gaussian_prior
-from .evidence_of_sites import evidence_at, exceeds_one, log_evidence
+from .evidence_of_sites import evidence_at, exceeds_one, is_coupled, log_evidence
 from .held_factor import look_ahead, may_look_ahead, with_space, without_space
 from .newton import newton_sites
-from .opening import State, before_opening, init, is_proper, opened, refresh, refresh_and_hold
+from .opening import (
+    Info,
+    State,
+    before_opening,
+    change_of_sites,
+    in_deviations,
+    init,
+    is_proper,
+    opened,
+    refresh,
+    refresh_and_hold,
+    sites_of,
+)
 from .sequential import sweep_sequentially
 from .tilting import least_precision, loses_cavity, propose, tilt
 
@@ -72,22 +84,6 @@ _UNTAKEN = 0.1
 _NO_DIFFERENCE = 0.1
 """Nats, in units of the tolerance, by which two evidences may differ and be one number: changes of all marginals and of
 all sites, squared and added up."""
-
-
-class Info(NamedTuple):
-    """Outcome of one sweep."""
-
-    objective: Array
-    """Log evidence at the sites *before* the sweep; nan while a cavity is improper."""
-    max_change: Array
-    """Largest change of a marginal mean in standard deviations or of a marginal variance relative to itself, per
-    unit of step size; infinite when the sweep was undone because its sites were improper."""
-    num_skipped: Array
-    """Factors whose cavity or tilted moments were improper, so that their site was kept."""
-    skipped: Array
-    """Mask of the skipped rows, shape ``(num_rows,)``."""
-    step_size: Array
-    """The step size that the sweep used."""
 
 
 def step(
@@ -215,7 +211,7 @@ def solve_and_hold(
         moved, found = swept.state, swept.info
         trace = run.trace.at[jnp.where(is_counted, run.num_steps, num_steps)].set(found.objective, mode="drop")
         state, info = jax.tree.map(partial(jnp.where, is_finished), (run.state, run.info), (moved, found))
-        is_known = _change_of_sites(form, run.state, moved) < _NO_DIFFERENCE * bound * found.step_size**2
+        is_known = change_of_sites(form, run.state, moved) < _NO_DIFFERENCE * bound * found.step_size**2
         is_known &= (form.num_rows * state.max_change**2 < _NO_DIFFERENCE * bound) & jnp.isfinite(found.objective)
         is_finished |= swept.is_untaken | ((state.max_change < bound) & is_known)
         number = run.num_steps + is_counted
@@ -225,8 +221,8 @@ def solve_and_hold(
     before = Info(unknown, infinity, jnp.asarray(0), jnp.zeros((form.num_rows,), bool), state.step_size)
     trace = jnp.full((num_steps,), jnp.nan, infinity.dtype)
     history = (
-        no_history(_sites(state))
-        if schedule == "parallel" and adapt_damping and (has_vectors or _is_coupled(form))
+        no_history(sites_of(state))
+        if schedule == "parallel" and adapt_damping and (has_vectors or is_coupled(form))
         else None
     )
     run = _Run(state, before, unknown, trace, jnp.asarray(0), jnp.asarray(False), history, held)
@@ -260,7 +256,7 @@ class _Run(NamedTuple):
 
 
 class _AtHand(NamedTuple):
-    """What a sweep of :func:`solve` knows beyond the state."""
+    """Findings of a sweep of :func:`solve` beyond the state."""
 
     held: Any
     """As in :class:`_Run`."""
@@ -279,25 +275,6 @@ class _Swept(NamedTuple):
     held: Any
     is_untaken: Array
     """True if the sweep was seen to change nothing, and was not taken."""
-
-
-def _sites(state: State) -> Array:
-    return jnp.concatenate([state.site_precision, state.site_shift])
-
-
-def _is_coupled(form: LatentGaussian) -> bool:
-    """True if the prior couples its unknowns, so that sweeps converge slowly. Effects that are independent take a
-    few sweeps, of which none would be saved."""
-    return not all(isinstance(block, DiagonalPrior | FlatPrior) for block in form.prior)
-
-
-def _change_of_sites(form: LatentGaussian, old: State, new: State) -> Array:
-    """Change of the sites, in deviations of their predictors, squared and added up.
-
-    Changes of sites that see the same unknowns may make up for one another: marginals then stand still while the
-    evidence does not.
-    """
-    return jnp.sum(jnp.square(_in_deviations(form, new.marginals, _sites(new) - _sites(old))))
 
 
 def update(
@@ -367,9 +344,9 @@ def _step(
         precision, shift, skipped = lax.cond(is_start, lambda: opening, sweep)
     is_jump = jnp.asarray(False)
     if history is not None:
-        residual = jnp.concatenate([precision, shift]) - _sites(state)
-        history = remember(history, _sites(state), residual, state.max_change)
-        target, is_jump = extrapolated(history, partial(_in_deviations, form, state.marginals))
+        residual = jnp.concatenate([precision, shift]) - sites_of(state)
+        history = remember(history, sites_of(state), residual, state.max_change)
+        target, is_jump = extrapolated(history, partial(in_deviations, form, state.marginals))
         least = least_precision(form, precision.dtype)
         precision = jnp.where(is_jump, jnp.maximum(target[: form.num_rows], least), precision)
         shift = jnp.where(is_jump, target[form.num_rows :], shift)
@@ -411,11 +388,3 @@ def _step(
         history = history._replace(number=jnp.where(is_same, history.number, 0))
     max_change = jnp.where(is_untaken, foreseen, max_change)
     return _Swept(state, Info(objective, max_change, jnp.sum(skipped), skipped, size), history, held, is_untaken)
-
-
-def _in_deviations(form: LatentGaussian, marginals: Marginals, change: Array) -> Array:
-    """Changes of sites in deviations of their predictors, which are what sweeps are compared by."""
-    precision, shift = change[: form.num_rows], change[form.num_rows :]
-    variance = marginals.variance
-    slope = shift - precision * (marginals.mean + form.offset)
-    return jnp.concatenate([precision * variance, slope * jnp.sqrt(variance)])

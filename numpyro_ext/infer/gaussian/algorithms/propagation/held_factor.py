@@ -65,7 +65,7 @@ def may_look_ahead(form: LatentGaussian, power: ArrayLike) -> bool:
 
 
 def without_space(posterior: Any) -> Any:
-    """What conditioning has made, for the carry of a loop."""
+    """Results of conditioning, for the carry of a loop."""
     return dataclasses.replace(posterior, space=None)
 
 

@@ -1,4 +1,4 @@
-"""The state of expectation propagation, and the sites from which its sweeps start."""
+"""The state of expectation propagation, the report of a sweep, and the sites from which sweeps start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,19 @@ from ..posterior import gaussian_prior
 from .evidence_of_sites import has_flat
 from .tilting import is_log_concave, without_sites
 
-__all__ = ["State", "before_opening", "init", "is_proper", "opened", "refresh", "refresh_and_hold"]
+__all__ = [
+    "Info",
+    "State",
+    "before_opening",
+    "change_of_sites",
+    "in_deviations",
+    "init",
+    "is_proper",
+    "opened",
+    "refresh",
+    "refresh_and_hold",
+    "sites_of",
+]
 
 _BROAD = 1e12
 """Variance of a cavity that has no say in where a factor finds its datum, for data up to a million units."""
@@ -42,6 +54,22 @@ class State(NamedTuple):
     """Change of the marginals in that sweep, in their own units: means then variances, shape ``(2 num_rows,)``."""
     is_start: Array
     """True before the opening sweep, which finds the sites to start from; ``marginals`` are then its cavities."""
+
+
+class Info(NamedTuple):
+    """Outcome of one sweep."""
+
+    objective: Array
+    """Log evidence at the sites *before* the sweep; nan while a cavity is improper."""
+    max_change: Array
+    """Largest change of a marginal mean in standard deviations or of a marginal variance relative to itself, per
+    unit of step size; infinite when the sweep was undone because its sites were improper."""
+    num_skipped: Array
+    """Factors whose cavity or tilted moments were improper, so that their site was kept."""
+    skipped: Array
+    """Mask of the skipped rows, shape ``(num_rows,)``."""
+    step_size: Array
+    """The step size that the sweep used."""
 
 
 def init(form: LatentGaussian) -> State:
@@ -112,3 +140,25 @@ def is_proper(marginals: Marginals) -> Array:
     # A variance that is not a number is in the sum, so one test covers all rows.
     total = marginals.log_partition + jnp.sum(marginals.mean) + jnp.sum(marginals.variance)
     return jnp.isfinite(total)
+
+
+def sites_of(state: State) -> Array:
+    """Precisions and shifts of all sites, one after the other."""
+    return jnp.concatenate([state.site_precision, state.site_shift])
+
+
+def in_deviations(form: LatentGaussian, marginals: Marginals, change: Array) -> Array:
+    """Changes of sites in deviations of their predictors, which are what sweeps are compared by."""
+    precision, shift = change[: form.num_rows], change[form.num_rows :]
+    variance = marginals.variance
+    slope = shift - precision * (marginals.mean + form.offset)
+    return jnp.concatenate([precision * variance, slope * jnp.sqrt(variance)])
+
+
+def change_of_sites(form: LatentGaussian, old: State, new: State) -> Array:
+    """Change of the sites, in deviations of their predictors, squared and added up.
+
+    Changes of sites that see the same unknowns may make up for one another: marginals then stand still while the
+    evidence does not.
+    """
+    return jnp.sum(jnp.square(in_deviations(form, new.marginals, sites_of(new) - sites_of(old))))
