@@ -116,7 +116,7 @@ def test_new_people_have_their_posterior_by_quadrature(heteroscedastic):
 
 @pytest.mark.thorough
 def test_people_folded_in_are_nearly_what_they_are_as_members(fitted):
-    """Of the fit of all, which has seen their ratings; and as much as somebody of whom nothing is known."""
+    """The fit of all, which has seen their ratings, is compared, and somebody of whom nothing is known."""
     whole = fit(2)
     sizes = {"num_users": 3, "rank": 2, **LEVELS}
     new = fitted.fold_in(KEY, *of_new(2), **sizes)

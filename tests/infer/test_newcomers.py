@@ -189,7 +189,7 @@ def test_what_is_shared_between_newcomers_is_refused_by_name():
 
 
 def test_a_fit_that_leaves_open_whose_the_noise_is_is_refused():
-    """Where each person rated one item, and nobody else did."""
+    """Each person rated one item, and nobody else rated it."""
     form, sites = form_of(np.arange(5), np.arange(5), np.arange(5) % 3)
     blocks = [Moments(jnp.ones((num, 2)), jnp.ones((num, 2))) for num in (5, 6)]
     with pytest.raises(ModelStructureError, match="'row_noise' has elements that belong to one new vector each and to"):

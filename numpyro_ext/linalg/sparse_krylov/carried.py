@@ -89,7 +89,7 @@ class CarriedElimination:
     directions: Array
     """Known directions, shape ``(m, r)``."""
     digest: Array
-    """Of the order, bytes of shape ``(16,)``."""
+    """Digest of the order, bytes of shape ``(16,)``."""
     num_probes: int | None = dataclasses.field(metadata={"static": True})
 
     @classmethod

@@ -40,11 +40,13 @@ class _CategoricalPotential(VectorPotential):
 
     strip: ClassVar[float] = math.pi
     """Distance from the real line, in differences of predictors, within which the probabilities have no singularity."""
+    most_differences: ClassVar[int] = LARGEST_LATTICE_DIMENSION
+    """Differences of predictors up to which there are nodes for tilted moments."""
 
     @property
     def has_tilted_moments(self) -> bool:  # type: ignore[override]
-        """True if the differences of the predictors are few enough for a lattice."""
-        return self.num_categories - 1 <= LARGEST_LATTICE_DIMENSION
+        """True if the differences of the predictors are few enough for the nodes."""
+        return self.num_categories - 1 <= self.most_differences
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -238,14 +240,11 @@ class SoftmaxPotential(LogSumExpPotential):
     pinned: int | None = dataclasses.field(default=None, metadata={"static": True})
     bound: str = dataclasses.field(default="tilted", metadata={"static": True})
 
+    most_differences: ClassVar[int] = LARGEST_SOFTMAX_DIMENSION
+
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return jnp.shape(self.label)
-
-    @property
-    def has_tilted_moments(self) -> bool:  # type: ignore[override]
-        """True up to six categories."""
-        return self.num_categories - 1 <= LARGEST_SOFTMAX_DIMENSION
 
     def tilted_moments(self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike = 1.0) -> VectorTiltedMoments:
         r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, C)`, and the site that has them: see

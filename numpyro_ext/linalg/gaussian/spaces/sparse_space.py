@@ -110,12 +110,13 @@ class SparseSpace(_OnlyParallel, OneBlock):
             else:
                 entries.append(ones)
             start += block.size
-        known, slots = jnp.concatenate(entries).astype(dtype), layout.prior_slots
         return cls(
             design,
             layout,
             jnp.concatenate(scales),
-            jnp.zeros((layout.pattern.num_entries,), dtype).at[slots].add(known),
+            jnp.zeros((layout.pattern.num_entries,), dtype)
+            .at[layout.prior_slots]
+            .add(jnp.concatenate(entries).astype(dtype)),
             total,
             jnp.concatenate(directions, axis=1).astype(dtype) if directions else jnp.zeros((size, 0), dtype),
             jnp.concatenate(anchored) if anchored else jnp.zeros((0,), jnp.int32),
@@ -277,7 +278,8 @@ class SparsePosterior(_OnlyParallel):
         """Distance to the point where a gradient in the coordinates vanishes, in posterior standard deviations, and the
         relative residual of the solution that says so."""
         step = self.covariance_product(gradient)[0]
-        left = gradient[0] - self.factor.multiply(step)  # type: ignore[union-attr]
+        assert isinstance(self.factor, KrylovFactor)  # as in :meth:`estimated_log_volume`
+        left = gradient[0] - self.factor.multiply(step)
         size = jnp.linalg.norm(gradient)
         residual = jnp.linalg.norm(left) / jnp.where(size > 0.0, size, 1.0)
         return jnp.sqrt(jnp.maximum(gradient[0] @ step, 0.0)), residual

@@ -259,7 +259,7 @@ class _AtHand(NamedTuple):
     """Findings of a sweep of :func:`solve` beyond the state."""
 
     held: Any
-    """As in :class:`_Run`."""
+    """The posterior at the sites, as in :class:`_Run`."""
     is_taken: Array
     """False where the evidence at the sites is all that is asked for."""
     share: Array

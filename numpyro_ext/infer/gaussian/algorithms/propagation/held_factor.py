@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 
 from .....linalg.gaussian.conditioning import LinearGaussian
 from .....linalg.gaussian.marginals import Marginals
-from .....potentials.vector_rows import vector_factors
+from .....potentials.vector_rows import has_vector_factors
 from .....structure.latent_gaussian import LatentGaussian
 from ..modes.mode_derivative import HeldPosterior, joint_gradient
 from .evidence_of_sites import evidence_at
@@ -60,7 +60,7 @@ class Looked(NamedTuple):
 
 def may_look_ahead(form: LatentGaussian, power: ArrayLike) -> bool:
     """True if sites have no negative precisions, and factors are replaced as a whole."""
-    is_plain = all(p.is_log_concave and vector_factors(p) is None for p in form.potentials)
+    is_plain = all(p.is_log_concave for p in form.potentials) and not has_vector_factors(form.potentials)
     return is_plain and isinstance(power, int | float) and power == 1
 
 
