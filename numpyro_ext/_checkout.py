@@ -14,8 +14,6 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["find_models_of_checkout"]
-
 _NAME = "numpyro_ext.models"
 
 

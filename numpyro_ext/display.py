@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-__all__ = ["Shown", "Table", "as_html", "as_text", "number", "shown"]
-
 _Class = TypeVar("_Class")
 
 MOST_ROWS = 10

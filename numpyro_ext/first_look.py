@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["first_look", "is_first_look"]
-
 _FIRST_LOOK: ContextVar[bool] = ContextVar("first look", default=False)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["optional"]
-
 
 def optional(module: str, extra: str) -> Any:
     """Import a library of one of the package's extras.

@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["ByContent", "Structure", "array_key", "content_of", "dtype_name", "shapes_of"]
-
 _Value = TypeVar("_Value")
 
 dtype_name = functools.cache(str)

@@ -25,8 +25,6 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from .versions import silence_false_alarms
 
-__all__ = ["VARIABLE", "keep_by_default", "keep_compiled_programs"]
-
 VARIABLE = "NUMPYRO_EXT_COMPILED_PROGRAMS"
 """Name of the environment variable that says where programs are kept by default, or ``off``."""
 _OFF = ("0", "false", "no", "none", "off")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-__all__ = ["PyTree"]
-
 PyTree: TypeAlias = Any
 """Arrays in tuples, dictionaries and registered classes: states of algorithms, carries of loops, data of readings.
 

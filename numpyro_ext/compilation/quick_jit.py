@@ -9,8 +9,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 
-__all__ = ["holds_little", "quick_jit"]
-
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 

@@ -12,8 +12,6 @@ from typing import Any, Generic, TypeVar
 
 from .content import Structure
 
-__all__ = ["Found", "clear", "counts", "shared"]
-
 _SIZE = 1024
 """Entries that are kept. A model takes some twenty, most of them small."""
 

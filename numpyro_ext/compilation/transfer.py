@@ -9,8 +9,6 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-__all__ = ["aligned", "to_device"]
-
 _ALIGNMENT = 64
 """Bytes by multiples of which arrays begin that JAX takes on the CPU without a copy."""
 

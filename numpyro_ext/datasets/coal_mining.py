@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike
 
 from ..linalg.saved_names import saved_as
 
-__all__ = ["EventCounts", "bin_events", "load_coal_mining", "load_coal_mining_counts"]
-
 
 @saved_as("EventCounts")
 class EventCounts(NamedTuple):

@@ -12,8 +12,6 @@ import numpy as np
 from ..linalg.saved_names import saved_as
 from .external import data_path
 
-__all__ = ["EventLog", "load_brightkite", "load_lastfm_1k", "load_movielens_events", "load_wikipedia_edits"]
-
 
 @saved_as("EventLog")
 class EventLog(NamedTuple):

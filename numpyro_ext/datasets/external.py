@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["DATA_VARIABLE", "data_path"]
-
 DATA_VARIABLE = "NUMPYRO_EXT_DATA"
 """Name of the environment variable that holds the folder of downloaded data."""
 

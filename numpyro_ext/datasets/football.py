@@ -10,8 +10,6 @@ import numpy as np
 
 from ..linalg.saved_names import saved_as
 
-__all__ = ["Season", "load_premier_league"]
-
 
 @saved_as("Season")
 class Season(NamedTuple):

@@ -11,8 +11,6 @@ import numpy as np
 from ..linalg.saved_names import saved_as
 from .external import data_path
 
-__all__ = ["PairsOfItems", "Rankings", "load_best_worst_pairs", "load_sushi", "simulate_preferences"]
-
 
 @saved_as("Rankings")
 class Rankings(NamedTuple):

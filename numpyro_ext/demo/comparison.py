@@ -29,8 +29,6 @@ from .leave_one_out import psis_loo
 from .plots import plot_engines, plot_intensities, plot_predictive_check
 from .results import Result
 
-__all__ = ["NONLINEARITIES", "compare", "format_table", "run"]
-
 NONLINEARITIES = ("rectified", "softplus", "exponential")
 _SVI_STEPS, _SVI_ROUNDS = 10_000, 10
 

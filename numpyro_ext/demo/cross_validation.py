@@ -15,8 +15,6 @@ from ..models import cox_process
 from .comparison import NONLINEARITIES
 from .plots import plot_cross_validation
 
-__all__ = ["permuted_folds", "run", "score"]
-
 _PUBLISHED = {"rectified": "1.60 ± 0.02", "softplus": "1.61 ± 0.01", "exponential": "1.63 ± 0.01"}
 
 

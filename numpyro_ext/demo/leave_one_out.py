@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["psis_loo"]
-
 
 def psis_loo(pointwise: np.ndarray) -> float:
     """Expected log pointwise predictive density by Pareto-smoothed importance sampling (Vehtari et al., 2017).

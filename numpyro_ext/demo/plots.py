@@ -12,8 +12,6 @@ from matplotlib.ticker import MaxNLocator
 from ..datasets import EventCounts
 from .results import Result
 
-__all__ = ["plot_cross_validation", "plot_engines", "plot_intensities", "plot_predictive_check"]
-
 _COLOURS = {"rectified": "#1b6ca8", "softplus": "#c0572b", "exponential": "#5b8c3a"}
 _INK = "#333333"
 

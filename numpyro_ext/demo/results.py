@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["Result"]
-
 
 class Result(NamedTuple):
     """One engine under one non-linearity."""

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["History"]
-
 _NAMES = "site place value score log_predictive log_evidence test num_observed seconds is_refit".split()
 
 

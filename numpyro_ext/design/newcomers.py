@@ -23,8 +23,6 @@ from .outcomes.vectors import Points, VectorOutlook
 from .scores.frequencies import empirical_entropy
 from .scores.pointwise import Acquisition, expected_information_gain, predictive_entropy, random_scores
 
-__all__ = ["cold_start"]
-
 _TOL = 1e-3
 Refit = Literal["new", "all"]
 

@@ -24,8 +24,6 @@ from .outcomes.outlooks import GaussianOutlook
 from .outcomes.points import gaussian_outlooks
 from .scores.pointwise import Acquisition
 
-__all__ = ["Objective"]
-
 _NUM_DRAWS, _MOST_CONFIGURATIONS = 1024, 1024
 _LARGEST_MISS = 1e-5
 

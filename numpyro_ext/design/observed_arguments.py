@@ -15,8 +15,6 @@ from ..infer.monte_carlo.run import SMCRun
 from ..infer.monte_carlo.smc import SMC
 from ..structure.model.running.pandas_arguments import is_pandas
 
-__all__ = ["Observed", "argument_names", "with_observations"]
-
 Given = str | Mapping[str, str] | None
 
 

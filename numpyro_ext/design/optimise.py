@@ -17,8 +17,6 @@ from ..structure.model.running.execution import bound_arguments
 from .objective import Objective
 from .scores.pointwise import Acquisition, expected_information_gain
 
-__all__ = ["OptimisedDesign", "optimise_design"]
-
 
 class OptimisedDesign(NamedTuple):
     """The best point that was found, or the best points that are measured together."""

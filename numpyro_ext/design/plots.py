@@ -9,8 +9,6 @@ from numpy.typing import ArrayLike
 
 from ..optional import optional
 
-__all__ = ["plot_information", "plot_learning_curves", "plot_queries"]
-
 
 def plot_learning_curves(comparison: Any, axis: Any = None) -> Any:
     """Mean test score of each acquisition against the number of observations, with standard errors over repeats.

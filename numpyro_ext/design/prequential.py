@@ -19,8 +19,6 @@ import numpy as np
 
 from .outcomes.outlooks import Outlook
 
-__all__ = ["ENOUGH", "Bets", "RefitRule", "log_gains"]
-
 ENOUGH = 20.0
 """Times the first stake, at which predictions are taken for wrong."""
 _POWERS = np.array([0.5, 2.0])

@@ -21,8 +21,6 @@ from .outcomes.sources import outlooks
 from .scores.pointwise import Acquisition, expected_information_gain, predictive_entropy, random_scores
 from .sequential import SequentialDesign
 
-__all__ = ["Phase", "compare_acquisitions"]
-
 DEFAULT: Mapping[str, Acquisition] = {
     "expected information gain": expected_information_gain,
     "predictive entropy": predictive_entropy,

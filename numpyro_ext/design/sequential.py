@@ -29,8 +29,6 @@ from .scores.pointwise import Acquisition, expected_information_gain
 from .selection.places import Places, checked_value
 from .selection.single import select
 
-__all__ = ["SequentialDesign"]
-
 
 @jax.jit
 def _keys(rng_key: Array, number: int | None) -> tuple[Array, Array]:

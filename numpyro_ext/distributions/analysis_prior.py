@@ -12,8 +12,6 @@ from numpyro.distributions.util import validate_sample
 
 from ..linalg.operators.operator import LinearOperator
 
-__all__ = ["AnalysisPrior"]
-
 
 class AnalysisPrior(Distribution):
     r"""A signal ``x`` whose coefficients ``B x`` in a frame have a prior each: :math:`p(x) \propto p(B x)^{w}`.

@@ -18,8 +18,6 @@ from ..potentials.families.ordinal import (
 )
 from ..potentials.families.stick_breaking import stick_breaking_labels
 
-__all__ = ["AdjacentCategory", "ContinuationRatio", "MultinomialProbit", "OrderedProbit", "StickBreakingCategorical"]
-
 
 class _Categories(Distribution):
     """Categories ``0, ..., num_categories - 1``; subclasses define their number and log probabilities."""

@@ -13,8 +13,6 @@ from numpyro.distributions.util import validate_sample
 
 from .categories import checked_key
 
-__all__ = ["CensoredPairs", "PairTable"]
-
 _MOST_PAIRS = 10_000_000
 
 

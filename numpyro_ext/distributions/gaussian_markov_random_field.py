@@ -19,8 +19,6 @@ from .sparse_precisions.directions import OrthogonalTo
 from .sparse_precisions.factors import Entries
 from .sparse_precisions.precision import SparsePrecision, checked_directions
 
-__all__ = ["GaussianMarkovRandomField"]
-
 _LOG_2PI = math.log(2.0 * math.pi)
 
 

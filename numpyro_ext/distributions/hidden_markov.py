@@ -14,8 +14,6 @@ from numpyro.distributions.util import validate_sample
 
 from .categories import checked_key
 
-__all__ = ["HiddenMarkov"]
-
 
 class _Sequence(constraints.Constraint):
     """Categories within the length of the sequence, anything in the cells after it."""

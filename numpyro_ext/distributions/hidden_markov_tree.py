@@ -22,8 +22,6 @@ from ..potentials.families.student_t import StudentTPotential
 from ..potentials.trees.forest import Forest, SumProduct
 from ..potentials.trees.mixture import TreeParameters, log_density, log_evidence, sample_states, state_posterior
 
-__all__ = ["HiddenMarkovTree"]
-
 Tree = TypeVar("Tree")
 
 

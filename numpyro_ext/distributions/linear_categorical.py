@@ -9,8 +9,6 @@ from jax.typing import ArrayLike
 from numpyro.distributions import CategoricalLogits
 from numpyro.distributions.util import validate_sample
 
-__all__ = ["LinearCategorical"]
-
 
 class LinearCategorical(CategoricalLogits):
     r"""Softmax over many categories whose logits are products of an input with a row of weights for each category.

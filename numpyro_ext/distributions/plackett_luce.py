@@ -12,8 +12,6 @@ from numpyro.distributions.util import validate_sample
 from ..potentials.families.plackett_luce import PlackettLucePotential, ranking_places
 from .categories import checked_key
 
-__all__ = ["PlackettLuce"]
-
 
 class _Ranking(constraints.Constraint):
     """The first ``num_ranked`` entries name different items."""

@@ -14,8 +14,6 @@ from numpyro.util import is_prng_key
 from ..potentials.families.poisson import log_softplus
 from ..potentials.families.rectified_linear_poisson import RectifiedLinearPoissonPotential
 
-__all__ = ["RectifiedLinearPoisson", "SoftplusPoisson"]
-
 
 class _RectifiedPoisson(Distribution):
     """Base of both distributions; subclasses define the rate at unit exposure and the log density."""

@@ -25,8 +25,6 @@ from .front.options import check_at_least
 from .front.running.chunks import Interruption
 from .front.running.progress import progress_bar, warn
 
-__all__ = ["Calibration", "calibrate"]
-
 
 class Calibration:
     """The outcome of :func:`calibrate`, about the simulations that could be fitted.

@@ -34,9 +34,6 @@ from .gaussian.run import GaussianRun
 from .sparse.trees.engine import TreeFitter, TreeRun
 from .sparse.trees.mixtures import Pooling, check_average
 
-__all__ = ["EP"]
-
-
 _MOST_COEFFICIENTS = 200
 """Up to which coefficients of a regression with sparse priors are a Gaussian field with factors."""
 

@@ -8,8 +8,6 @@ from .ep import EP
 from .gaussian.engine import Engine
 from .gaussian.marginal.model import MarginalModel
 
-__all__ = ["marginalize"]
-
 
 def marginalize(model: Callable[..., object], engine: Callable[..., object] = EP, **options: object) -> MarginalModel:
     """A NumPyro model over the hyperparameters of ``model``, for NUTS, SVI or anything that takes a model.

@@ -11,23 +11,6 @@ from jax.scipy.linalg import solve_triangular
 
 from .lanes import positive_solve_in_lanes, suits_lanes
 
-__all__ = [
-    "LARGEST_DENSE",
-    "cholesky",
-    "cholesky_inverse",
-    "cholesky_of_lower",
-    "cholesky_solve",
-    "from_lower",
-    "gram_of_lower",
-    "half_log_determinant",
-    "inverse_lower",
-    "inverse_lower_in_blocks",
-    "positive_solve",
-    "safe_sqrt",
-    "solve_lower",
-    "solve_upper",
-]
-
 LARGEST_DENSE = 2048
 """Unknowns up to which a matrix of all their pairs is made where nothing else will do, or once for an answer: 32 MiB
 and a factorisation of a fraction of a second."""

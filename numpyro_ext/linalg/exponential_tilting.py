@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["exponentially_tilted", "values_and_squares"]
-
 _MOST_STEPS = 50
 _TOL = 1e-8
 _SMALLEST_CURVATURE = 1e-12

@@ -10,8 +10,6 @@ import numpy as np
 
 from .saved_names import saved_as
 
-__all__ = ["FixedArray"]
-
 
 @saved_as("numpyro_ext.FixedArray")
 @dataclasses.dataclass(frozen=True, eq=False)

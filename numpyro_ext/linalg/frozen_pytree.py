@@ -8,8 +8,6 @@ from typing import Any, TypeVar, dataclass_transform
 
 import jax
 
-__all__ = ["frozen_pytree"]
-
 _Class = TypeVar("_Class", bound=type)
 
 

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 import jax
 from jax import Array
 
-__all__ = ["IN_RANGE", "rows_of"]
-
 _Tree = TypeVar("_Tree")
 
 IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}

@@ -12,8 +12,6 @@ from jax.typing import ArrayLike
 
 from .cholesky import cholesky, solve_lower
 
-__all__ = ["fitc", "pair_covariance"]
-
 
 def fitc(
     kernel: Callable[[object, object], Array], x: ArrayLike, inducing: ArrayLike, *, jitter: float | None = None

@@ -9,8 +9,6 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["positive_solve_in_lanes", "suits_lanes"]
-
 _LANES = 16
 """Systems of a chunk: two vectors of double precision where these are longest, and a chunk fits in the cache."""
 _SMALLEST, _LARGEST, _FEWEST = 9, 32, 16

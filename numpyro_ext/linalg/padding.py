@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["cheapest_levels", "chunked", "padded_groups", "places_within", "rounded_up"]
-
 
 def rounded_up(number: int, digits: int = 4) -> int:
     """The next number with at most so many binary digits before its zeros, so that data of similar sizes share shapes.

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["class_of", "field_names", "name_of", "saved_as"]
-
 _Class = TypeVar("_Class", bound=type)
 _CLASSES: dict[str, type] = {}
 _NAMES: dict[type, str] = {}

@@ -8,8 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["reduce_short", "times_vector"]
-
 _LONGEST = 32
 
 

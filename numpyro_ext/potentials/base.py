@@ -15,8 +15,6 @@ from .integrals.expectation import expected_log_density
 from .integrals.tilted.tilted_moments import tilted_moments
 from .moments import ExpectedLogDensity, LogisticTerms, Outcomes, TiltedMoments
 
-__all__ = ["Potential", "potential"]
-
 _Class = TypeVar("_Class", bound=type)
 
 

@@ -13,8 +13,6 @@ from jax.typing import ArrayLike
 from .base import Potential, potential
 from .moments import ExpectedLogDensity, LogisticTerms, TiltedMoments
 
-__all__ = ["ElementwisePotential", "TemperedPotential"]
-
 
 @potential
 class ElementwisePotential(Potential):

@@ -27,17 +27,6 @@ from .families.gaussian import GaussianPotential
 from .integrals.probit_entropy import expected_probit_entropy, probit_information
 from .outcomes import log_predictive_probabilities, num_outcomes, with_outcome
 
-__all__ = [
-    "EntropyMethod",
-    "center_and_scale",
-    "entropy_term",
-    "excess_terms",
-    "expected_conditional_entropy",
-    "expected_information",
-    "predictive_entropy",
-    "real_nodes",
-]
-
 EntropyMethod = Literal["quadrature", "closed-form"]
 
 _LOG_2PI_E = math.log(2.0 * math.pi * math.e)

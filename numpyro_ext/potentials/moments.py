@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["ExpectedLogDensity", "LogFactor", "LogisticTerms", "Outcomes", "TiltedMoments"]
-
 
 class TiltedMoments(NamedTuple):
     r"""Moments of the tilted density :math:`t(\eta)^p\, N(\eta \mid \mu, v) / \hat Z`, one entry per factor.

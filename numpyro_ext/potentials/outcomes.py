@@ -17,8 +17,6 @@ from jax.typing import ArrayLike
 
 from .base import Potential
 
-__all__ = ["log_predictive_probabilities", "log_probabilities", "num_outcomes", "of_column", "with_outcome"]
-
 _Factors = TypeVar("_Factors", bound=Potential)
 
 _TAIL = 1e-10

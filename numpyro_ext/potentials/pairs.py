@@ -20,8 +20,6 @@ from .integrals.several_predictors.pair_quadrature import NUM_OUTER, expectation
 from .integrals.several_predictors.plane_nodes import on_plane_nodes
 from .vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMoments
 
-__all__ = ["PairKind", "PairPotential", "kind_of_pair"]
-
 _PROBES = np.array([-1.0, 0.3, 2.0])
 _OTHERS = np.array([-2.0, 0.1, 1.5])
 _NUM_CLIMBS = 30

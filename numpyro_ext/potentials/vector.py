@@ -7,8 +7,6 @@ from typing import ClassVar, NamedTuple
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["VectorExpectedLogDensity", "VectorPotential", "VectorTiltedMoments"]
-
 
 class VectorTiltedMoments(NamedTuple):
     r"""Moments of the tilted density :math:`t(\eta)^p\, N(\eta \mid \mu, C) / \hat Z`, one entry per factor."""

@@ -17,8 +17,6 @@ from ..linalg.short_axes import times_vector
 from .integrals.several_predictors.lattice_around_mode import LatticeMoments, lattice_moments
 from .vector import VectorTiltedMoments
 
-__all__ = ["SeenFactors", "log_concave_moments", "moments_as_seen"]
-
 _Factors = TypeVar("_Factors")
 
 

@@ -19,18 +19,6 @@ from jax.typing import ArrayLike
 from ..potentials import CumulativeLogitPotential
 from ..potentials.integrals.several_predictors.vector_quadrature import gaussian_rule
 
-__all__ = [
-    "Response",
-    "category_probabilities",
-    "expected_score",
-    "fisher_information",
-    "log_category_probabilities",
-    "marginal_reliability",
-    "test_information",
-    "trait_dimension",
-    "unmasked",
-]
-
 Response = Callable[[Array], dist.Distribution]
 
 

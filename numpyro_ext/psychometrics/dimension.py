@@ -8,15 +8,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = [
-    "ChanceLevels",
-    "bic",
-    "chance_levels",
-    "exponentiated_log_likelihood",
-    "fraction_correct",
-    "smallest_sufficient_dimension",
-]
-
 
 class ChanceLevels(NamedTuple):
     """Quality of predictions that know nothing of the person."""

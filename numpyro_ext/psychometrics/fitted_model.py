@@ -21,8 +21,6 @@ from ..infer.front.engine import BaseEngine
 from ..models.item_answers import answers_in_table
 from ..models.item_response import ItemCall, item_call, item_response
 
-__all__ = ["NUM_POINTS", "FittedModel", "as_answers"]
-
 NUM_POINTS = 32
 """Traits at which a model of items runs at once."""
 

@@ -17,8 +17,6 @@ from .fitted_model import FittedModel, as_answers
 from .population import population_of
 from .responses import response_of
 
-__all__ = ["FittedTest", "fitted_test"]
-
 _PEOPLE_AT_ONCE = 4096
 _NUM_PARAMETERS: dict[str, Callable[[int], int]] = {
     "rasch": lambda k: 1,

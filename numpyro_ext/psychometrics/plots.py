@@ -14,8 +14,6 @@ from .curves import Response, category_probabilities, expected_score, test_infor
 from .fitted_model import FittedModel
 from .responses import response_of
 
-__all__ = ["plot_curves", "plot_information", "plot_person_item_map"]
-
 _TRAITS = np.linspace(-4.0, 4.0, 201)
 
 

@@ -13,8 +13,6 @@ from numpyro import handlers
 
 from .responses import FittedResponse, Replay
 
-__all__ = ["population_of", "traits_of_people"]
-
 Floats = NDArray[np.float64]
 
 

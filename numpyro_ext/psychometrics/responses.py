@@ -19,8 +19,6 @@ from ..infer.front.running.progress import warn
 from .curves import log_category_probabilities, unmasked
 from .fitted_model import NUM_POINTS, FittedModel
 
-__all__ = ["FittedResponse", "Replay", "response_of"]
-
 _ABSENT = -1e30
 """Log probability of categories that an item lacks: finite, so that products with their probability are zero."""
 

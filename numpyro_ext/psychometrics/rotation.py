@@ -8,8 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["CanonicalCorrelations", "Rotation", "canonical_correlations", "rotate"]
-
 _MOST_STEPS = 2000
 _TOLERANCE = 1e-8
 _NUM_STARTS = 8

@@ -15,8 +15,6 @@ from .fitted_test import fitted_test
 from .responses import response_of
 from .summed_scores import ScoreFit, score_fit
 
-__all__ = ["ItemFit", "PersonFit", "TestRetest", "item_fit", "local_dependence", "person_fit", "test_retest"]
-
 
 class PersonFit(NamedTuple):
     """Fit of the answers of each person to the model, shape ``(people,)``; ``nan`` without answers."""

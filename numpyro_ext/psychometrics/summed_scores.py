@@ -11,8 +11,6 @@ from scipy.special import chdtrc
 from ..potentials.integrals.several_predictors.vector_quadrature import gaussian_rule
 from .curves import Response, category_probabilities
 
-__all__ = ["ScoreFit", "expected_answers", "score_fit"]
-
 
 class ScoreFit(NamedTuple):
     """Pearson's statistic of each item, its degrees of freedom and its p-value."""

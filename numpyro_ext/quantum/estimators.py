@@ -12,8 +12,6 @@ from jax.typing import ArrayLike
 from ..compilation.pytree import PyTree
 from .measurements import born_probabilities, checked_measurements
 
-__all__ = ["linear_inversion", "maximum_likelihood"]
-
 _SMALLEST = 1e-30
 
 

@@ -13,18 +13,6 @@ from jax.typing import ArrayLike
 
 from .states import PAULI, is_concrete
 
-__all__ = [
-    "axis_measurements",
-    "born_probabilities",
-    "checked_measurements",
-    "imperfect",
-    "mutually_unbiased_bases",
-    "pauli_bases",
-    "separable_bases",
-    "standard_separable_bases",
-    "symmetric_informationally_complete",
-]
-
 _TOLERANCE = 1e-5
 _TWO_QUBIT_GROUPS = (("ZI", "IZ"), ("XI", "IX"), ("YI", "IY"), ("XY", "YZ"), ("YX", "ZY"))
 """Pairs of commuting operators whose joint eigenbases are mutually unbiased."""

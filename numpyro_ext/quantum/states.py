@@ -9,16 +9,6 @@ from jax import Array
 from jax.scipy.special import erf
 from jax.typing import ArrayLike
 
-__all__ = [
-    "PAULI",
-    "bloch_vector",
-    "checked_state",
-    "density_matrix",
-    "fidelity",
-    "haar_unitary",
-    "uniform_bloch_vector",
-]
-
 PAULI = np.array([[[0, 1], [1, 0]], [[0, -1j], [1j, 0]], [[1, 0], [0, -1]]])
 """The matrices of Pauli: x, y, z."""
 _TOLERANCE = 1e-6

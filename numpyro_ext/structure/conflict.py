@@ -1,7 +1,5 @@
 """Conflict of a set of sites that cannot form the field, inside the search for one."""
 
-__all__ = ["Conflict", "names_of"]
-
 
 class Conflict(Exception):
     """A set of field sites that cannot stay together: the reason, and the sites of which one must leave the field.

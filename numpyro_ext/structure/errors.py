@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["ModelStructureError", "Reason"]
-
 
 class Reason(enum.Enum):
     """Reason of a refusal. Code asks for the reason; the words of a message are for readers."""

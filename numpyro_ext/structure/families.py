@@ -26,25 +26,6 @@ from ..potentials import Potential, VectorPotential
 from ..potentials.families.zero_inflated import ZeroInflatedPotential
 from ..potentials.vector_rows import VectorRows
 
-__all__ = [
-    "COMPLEMENTARY_LOG_LOG",
-    "EXP",
-    "IDENTITY",
-    "LOGISTIC",
-    "LOG_LOG",
-    "LOG_SOFTMAX",
-    "PROBIT",
-    "RECTIFIED_LINEAR",
-    "SOFTMAX",
-    "SOFTPLUS",
-    "Built",
-    "Family",
-    "Link",
-    "Observations",
-    "family_of",
-    "register_family",
-]
-
 
 class Observations(NamedTuple):
     """The observations of a site, flattened, from which its potential is made."""

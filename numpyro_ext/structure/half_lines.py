@@ -13,8 +13,6 @@ from numpyro.distributions import constraints
 
 from ..potentials.integrals.normal import log_ndtr
 
-__all__ = ["HALF_LINE_FAMILIES", "HalfLine", "has_half_line", "half_line"]
-
 HALF_LINE_FAMILIES = ("HalfNormal", "Exponential", "LeftTruncatedDistribution")
 """Names of the distributions that may be densities on a half line."""
 

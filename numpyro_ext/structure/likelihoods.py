@@ -68,8 +68,6 @@ from .families import (
 )
 from .half_lines import HalfLine
 
-__all__ = ["NORMAL"]
-
 
 def _by_location(
     distribution: type,

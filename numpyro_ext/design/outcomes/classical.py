@@ -13,8 +13,6 @@ from jax import Array
 from ...potentials import GaussianPotential, Potential
 from ...potentials.outcomes import log_probabilities
 
-__all__ = ["At", "fisher_information"]
-
 At = Literal["mean", "draws"]
 _NODES = np.linspace(-8.5, 8.5, 86)
 """Places of a standard normal predictor; sums over equal steps are exact but for the tails, also of steep curves."""

@@ -18,21 +18,6 @@ from ...potentials import Potential
 from ...potentials.information import entropy_term, excess_terms
 from ...potentials.outcomes import log_predictive_probabilities, log_probabilities
 
-__all__ = [
-    "BiasCorrection",
-    "committee_information",
-    "component_tables",
-    "conditional_entropy",
-    "entropy",
-    "gini",
-    "least_confidence",
-    "margin",
-    "mixture",
-    "nested_information",
-    "vote_fractions",
-    "vote_shares",
-]
-
 _FURTHEST, _NUM_VOTE_NODES = 8.5, 401
 
 BiasCorrection = Literal["none", "delta", "jackknife"]

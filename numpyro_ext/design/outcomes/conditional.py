@@ -32,8 +32,6 @@ from .focus import Focus, Interest, as_focus, joint_covariance, rows_of_elements
 from .outlooks import GaussianOutlook
 from .points import Points, Slices, check_no_others, observed_parts, outlooks_at
 
-__all__ = ["Conditioned", "outlooks_given_draws"]
-
 _INSTEAD = "Fit an engine on a Gaussian field, such as EP or INLA, and ask it with this focus, or leave focus out."
 
 

@@ -16,16 +16,6 @@ from numpyro import handlers
 from ...structure.model.running.messages import Message
 from ...structure.program.run_compiled import run_compiled
 
-__all__ = [
-    "NewMembers",
-    "check_complete",
-    "check_same_members",
-    "latents_among",
-    "outcome_distribution",
-    "outcome_sites",
-    "without_mask",
-]
-
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Positional and keyword arguments of a model."""
 

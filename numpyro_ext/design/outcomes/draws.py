@@ -27,8 +27,6 @@ from .drawn_sites import (
 )
 from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook
 
-__all__ = ["PosteriorDraws", "draws_of", "outlooks_of_draws"]
-
 _TAIL = 1e-8
 """Mass of counts that may be left out."""
 _MOST_COUNTS = 16384

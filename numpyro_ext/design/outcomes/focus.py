@@ -18,18 +18,6 @@ from ...linalg.gaussian.design import DenseDesign
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap
 
-__all__ = [
-    "EVERYTHING",
-    "Focus",
-    "Interest",
-    "as_focus",
-    "elements_in_focus",
-    "joint_covariance",
-    "named_sites",
-    "rows_of_elements",
-    "variance_left",
-]
-
 _MOST_JOINT = 6000
 """Predictors and elements of interest whose joint covariance is formed."""
 

@@ -28,8 +28,6 @@ from . import committee
 from .classical import At, fisher_information
 from .committee import BiasCorrection
 
-__all__ = ["LARGEST_TABLE", "DrawnOutlook", "GaussianOutlook", "JointField", "Outlook", "RealOutlook"]
-
 LARGEST_TABLE = 2**28
 """Numbers in a table of draws, observations and outcomes: 2 GB."""
 

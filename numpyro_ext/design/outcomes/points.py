@@ -19,8 +19,6 @@ from ...structure import LatentGaussianReading
 from .focus import EVERYTHING, Interest, joint_covariance
 from .outlooks import GaussianOutlook, JointField
 
-__all__ = ["Points", "Slices", "check_no_others", "chosen", "gaussian_outlooks", "observed_parts", "outlooks_at"]
-
 Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
 """Function of a site's name and shape that gives the part of it that is looked at."""
 

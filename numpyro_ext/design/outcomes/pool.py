@@ -27,8 +27,6 @@ from ...structure.latent_gaussian.form import Blocks
 from .outlooks import GaussianOutlook, JointField, Outlook
 from .points import gaussian_outlooks
 
-__all__ = ["NoPool", "Pool"]
-
 _LEAST = 16
 _MOST_COLUMNS = 5000
 _LARGEST = 2**27

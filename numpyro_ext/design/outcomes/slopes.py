@@ -16,8 +16,6 @@ from ...infer.gaussian.run import GaussianRun
 from .focus import Focus, named_sites
 from .outlooks import RealOutlook
 
-__all__ = ["Hyper", "SlopeRule", "slope_outlooks"]
-
 Hyper = Literal["mixture", "linearised", "mgp"]
 SlopeRule = Literal["linearised", "mgp"]
 

@@ -24,8 +24,6 @@ from .points import Slices, check_no_others, chosen, gaussian_outlooks
 from .slopes import Hyper, slope_outlooks
 from .vectors import Points, outlooks_on_vectors
 
-__all__ = ["check_candidates", "outlooks", "run_at"]
-
 
 def outlooks(
     source: object,

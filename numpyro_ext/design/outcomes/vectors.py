@@ -26,8 +26,6 @@ from .committee import BiasCorrection
 from .focus import Focus, elements_in_focus, named_sites
 from .outlooks import LARGEST_TABLE, DrawnOutlook, Outlook, RealOutlook
 
-__all__ = ["Points", "VectorOutlook", "outlooks_on_vectors", "sigma_points"]
-
 Points = Literal["draws", "sigma-points", "mode"]
 """Values of the vectors in focus that stand for their posterior."""
 

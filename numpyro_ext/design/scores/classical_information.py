@@ -10,8 +10,6 @@ from ..outcomes.classical import At
 from ..outcomes.focus import Focus
 from ..outcomes.sources import outlooks
 
-__all__ = ["maximum_information"]
-
 
 def maximum_information(
     source: object,

@@ -15,8 +15,6 @@ from ..outcomes.outlooks import Outlook
 from ..outcomes.sources import outlooks
 from ..outcomes.vectors import VectorOutlook
 
-__all__ = ["empirical_entropy"]
-
 Side = Literal["rows", "columns"]
 
 

@@ -26,19 +26,6 @@ from ..outcomes.slopes import Hyper
 from ..outcomes.sources import outlooks
 from ..outcomes.vectors import Points
 
-__all__ = [
-    "Acquisition",
-    "committee_divergence",
-    "expected_information_gain",
-    "gini",
-    "least_confidence",
-    "margin",
-    "predictive_entropy",
-    "random_scores",
-    "variation_ratio",
-    "vote_entropy",
-]
-
 Acquisition = Callable[..., dict[str, np.ndarray]]
 Units = Literal["nats", "bits"]
 Method = Literal["quadrature", "closed-form", "sigma-points", "mode"]

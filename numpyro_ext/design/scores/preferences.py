@@ -8,8 +8,6 @@ from numpy.typing import ArrayLike
 
 from ..outcomes.draws import PosteriorDraws, draws_of
 
-__all__ = ["expected_best_utility"]
-
 _CHUNK = 2**24
 
 

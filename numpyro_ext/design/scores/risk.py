@@ -19,8 +19,6 @@ from ...potentials.outcomes import log_predictive_probabilities, num_outcomes, o
 from ..outcomes.outlooks import GaussianOutlook
 from ..outcomes.pool import Pool
 
-__all__ = ["expected_risk", "site_entropy_reduction"]
-
 Loss = Literal["zero-one", "gini", "labelled", "labelled-and-gini"]
 Refit = Literal["one-step", "full"]
 

@@ -16,8 +16,6 @@ from ...potentials.outcomes import num_outcomes, of_column, with_outcome
 from ..outcomes.outlooks import GaussianOutlook
 from ..selection.joint import JointPredictors, joint_predictors
 
-__all__ = ["expected_variance_reduction", "mutual_information"]
-
 About = Literal["predictors", "outcomes"]
 _NUM_REAL = 120
 """Values of a real observation at each point of the hyperparameters, by Gauss and Hermite."""

@@ -21,8 +21,6 @@ from .batches import Batch, check_size, checked_cost, greedy, guarantee
 from .joint import JointPredictors, are_joint, flattened
 from .single import Candidate
 
-__all__ = ["select_batch"]
-
 _LARGEST = 2**27
 """Numbers in a table of draws, observations and outcomes: 1 GB."""
 _CHUNK = 2**22

@@ -9,17 +9,6 @@ import numpy as np
 from jax import Array, random
 from numpy.typing import ArrayLike
 
-__all__ = [
-    "Batch",
-    "check_size",
-    "checked_cost",
-    "conditional_covariance",
-    "greedy",
-    "greedy_information",
-    "guarantee",
-    "joint_information",
-]
-
 _TIE = 1e-12
 """Relative to the largest value: below it two are equal, and a key decides."""
 _SINGULAR = 1e-10

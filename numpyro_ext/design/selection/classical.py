@@ -11,8 +11,6 @@ from numpy.typing import ArrayLike
 from ...infer.front.options import check_at_least, check_one_of
 from .batches import check_size
 
-__all__ = ["Criterion", "OptimalDesign", "design_criterion", "design_scores", "optimal_design"]
-
 Criterion = Literal["D", "A", "E", "G"]
 _FLAT = 1e-6
 """Precision of the prior, as a share of the information in all rows, while too few have been chosen for a flat one."""

@@ -13,8 +13,6 @@ from ..outcomes.outlooks import GaussianOutlook, Outlook
 from ..outcomes.sources import outlooks
 from .batches import conditional_covariance
 
-__all__ = ["JointPredictors", "are_joint", "flattened", "joint_predictors"]
-
 _LARGEST = 2**27
 """Numbers in joint covariances at all points: 1 GB."""
 

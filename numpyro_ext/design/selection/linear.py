@@ -17,8 +17,6 @@ from ...linalg.operators.operator import LinearOperator, stack
 from ...linalg.operators.operator import select as elements_of
 from .batches import Batch, checked_cost, conditional_covariance, greedy_information, guarantee, joint_information
 
-__all__ = ["linear_information_gain", "select_rows"]
-
 _Elements = str | Sequence[str] | Mapping[str, Any]
 _MOST_JOINT = 8192
 """Rows whose joint covariance is formed: 512 MiB."""

@@ -10,8 +10,6 @@ import numpy as np
 from ..outcomes.outlooks import Outlook
 from .single import Candidate
 
-__all__ = ["Places", "checked_value"]
-
 
 class Places(NamedTuple):
     """Observations by site, numbered in C order; values and marks change in place."""

@@ -9,8 +9,6 @@ import numpy as np
 from jax import Array, random
 from numpy.typing import ArrayLike
 
-__all__ = ["Candidate", "select"]
-
 
 class Candidate(NamedTuple):
     """One possible observation."""

@@ -8,8 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["checked_count", "checked_indices", "checked_numbers", "is_concrete", "whole_numbers"]
-
 
 def checked_count(count: object, what: str, name: str, least: int = 1) -> int:
     """A whole number of at least ``least``.

@@ -14,8 +14,6 @@ from numpyro.distributions.transforms import Transform
 
 from ...linalg.fixed_array import FixedArray
 
-__all__ = ["Directions", "OrthogonalTo", "OrthogonalTransform", "directions_of"]
-
 
 class Directions:
     """Span of the columns of an array of shape ``(size, k)``, and an isometry from the rest of the space.

@@ -20,8 +20,6 @@ from ...linalg.sparse_cholesky.primitive import multiply
 from .directions import Directions, directions_of
 from .precision import pattern_of
 
-__all__ = ["Entries", "HostFactor"]
-
 _DENSE_LIMIT = 1500
 """Unknowns up to which a refused matrix has all of its eigenvalues computed for the message."""
 

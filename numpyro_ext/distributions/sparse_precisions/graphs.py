@@ -18,9 +18,6 @@ from .checks import checked_count, checked_indices, checked_numbers, is_concrete
 from .factors import Entries
 from .precision import SparsePrecision, from_triangle, with_values
 
-__all__ = ["GraphPrecision", "car", "graph_precision", "leroux"]
-
-
 _MOST_LISTED = 12
 
 

@@ -12,8 +12,6 @@ from jax.typing import ArrayLike
 from .checks import checked_indices, checked_numbers, is_concrete, whole_numbers
 from .precision import SparsePrecision, from_triangle
 
-__all__ = ["matern_precision"]
-
 
 def matern_precision(mesh: object, range_: ArrayLike, sigma: ArrayLike = 1.0) -> SparsePrecision:
     r"""Precision of a Matérn field with :math:`\nu = 1` at the vertices of a triangle mesh in the plane.

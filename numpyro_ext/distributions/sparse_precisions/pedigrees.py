@@ -11,8 +11,6 @@ from jax.typing import ArrayLike
 from .checks import checked_numbers, whole_numbers
 from .precision import SparsePrecision, from_triangle
 
-__all__ = ["pedigree_precision", "phylogeny_precision"]
-
 
 def pedigree_precision(sire: ArrayLike, dam: ArrayLike) -> SparsePrecision:
     """Inverse of the additive relationship matrix of a pedigree, with inbreeding.

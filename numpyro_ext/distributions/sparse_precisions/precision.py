@@ -20,15 +20,6 @@ from ...linalg.sparse_cholesky import SparsePattern
 from .checks import checked_count, checked_indices, checked_numbers, is_concrete
 from .triangles import lower_triangle, symmetric
 
-__all__ = [
-    "SparsePrecision",
-    "checked_directions",
-    "common_directions",
-    "from_triangle",
-    "pattern_of",
-    "with_values",
-]
-
 
 @saved_as("numpyro_ext.SparsePrecision")
 @frozen_pytree

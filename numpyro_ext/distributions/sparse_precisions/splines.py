@@ -15,8 +15,6 @@ from jax.typing import ArrayLike
 
 from .checks import checked_count, checked_numbers, is_concrete
 
-__all__ = ["bspline_basis", "sparse_matmul"]
-
 
 def bspline_basis(
     coords: ArrayLike,

@@ -9,8 +9,6 @@ import numpy as np
 
 from .checks import is_concrete
 
-__all__ = ["lower_triangle", "symmetric"]
-
 
 def lower_triangle(pairs: np.ndarray, values: Any, size: int) -> tuple[np.ndarray, np.ndarray, Any]:
     """Rows, columns and values of the lower triangle with its diagonal, sorted row by row."""

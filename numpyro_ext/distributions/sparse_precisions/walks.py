@@ -8,8 +8,6 @@ import scipy.sparse
 from .checks import checked_count
 from .precision import SparsePrecision, from_triangle
 
-__all__ = ["difference_precision", "kronecker", "kronecker_sum"]
-
 _LARGEST_NULL_SPACE = 20_000_000
 """Numbers of a null space up to which one is written out."""
 

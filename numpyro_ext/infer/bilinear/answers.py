@@ -15,8 +15,6 @@ from .marginals.pairs import CensoredShares
 from .remarks import remarks
 from .run import BilinearRun
 
-__all__ = ["BilinearAnswers"]
-
 
 class BilinearAnswers(BaseEngine[BilinearRun]):
     """Answers from Gaussian vectors of both sides."""

@@ -35,8 +35,6 @@ from .algorithms.schedules.visits import (
 from .engine import BilinearVG
 from .run import BilinearRun
 
-__all__ = ["fit_batches"]
-
 
 def fit_batches(
     engine: BilinearVG,

@@ -18,8 +18,6 @@ from .algorithms.quadratic.layout import LayoutKind
 from .algorithms.selection import SelectionRule
 from .algorithms.sweeps import Family
 
-__all__ = ["MAX_CELLS", "ClosedChoice", "Zeros", "check_together", "has_closed_rule"]
-
 Zeros = Literal["by_row", "shared", "exact", "sampled"]
 """Tangents of the bound of unlisted zeros, or draws of cells in the place of sweeps."""
 

@@ -41,8 +41,6 @@ from .restarts import MOST_CELLS_RESTARTED, NUM_RESTARTS, ONE_START, best_of_sta
 from .run import BilinearRun
 from .sampling import Scheme, fit_sampled
 
-__all__ = ["BilinearVG"]
-
 _ROUNDING = 1e3
 """Errors of the objective, in units of the last place."""
 

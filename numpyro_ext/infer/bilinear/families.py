@@ -9,8 +9,6 @@ from ...structure.bilinear.refusals import check_names
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.sweeps import Family
 
-__all__ = ["Covariance", "check_coupled", "check_points", "named_by_component", "side_families"]
-
 Covariance = Family | Mapping[str, Family]
 """One family, or families by sites or plates."""
 

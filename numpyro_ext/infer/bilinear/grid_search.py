@@ -16,8 +16,6 @@ from ...structure.model.running.execution import check_key
 from ..front.running.progress import progress_bar, warn
 from .engine import BilinearVG
 
-__all__ = ["Candidate", "GridSearch", "grid_search"]
-
 
 class Candidate(NamedTuple):
     """Predictive score of one combination of values."""

@@ -36,8 +36,6 @@ from .noise_run import NoiseRun, NoisyModel
 from .programs import BilinearPrograms, bilinear_programs, explain
 from .run import BilinearRun
 
-__all__ = ["BilinearEP", "HybridPrograms", "HybridRun"]
-
 _CHUNK = 5
 _UNSTABLE = (
     "The estimate of the log evidence is {} after these iterations: noise, or cut points that cross, run away. Take "

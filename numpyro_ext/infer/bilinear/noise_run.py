@@ -46,9 +46,6 @@ from .marginals.prediction import draw_predictors
 from .programs import BilinearPrograms
 from .run import BilinearRun, check_sizes
 
-__all__ = ["NoiseRun", "NoisyModel"]
-
-
 _FOLD_TOL, _FOLD_TOL_SINGLE = 1e-6, 1e-3
 _spectral_start = jax.jit(hybrid.spectral_start)
 

@@ -31,18 +31,6 @@ from .algorithms.schedules.loop import fit_side, iterate
 from .algorithms.selection import draw_shares
 from .closed import ClosedChoice
 
-__all__ = [
-    "CHUNK",
-    "BilinearPrograms",
-    "FoldInfo",
-    "Solver",
-    "bilinear_programs",
-    "check_devices",
-    "explain",
-    "parts",
-    "with_parts",
-]
-
 CHUNK = 10
 _SHORT_STEP = 0.25
 _LEARNING_STEPS = 5

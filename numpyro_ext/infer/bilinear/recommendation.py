@@ -20,8 +20,6 @@ from .algorithms.cells import Block, oriented
 from .algorithms.quadratic.moments import Moments, own_moments, partner_moments
 from .run import BilinearRun
 
-__all__ = ["RankingQuality", "Recommendations", "ranking_quality", "recommend_items"]
-
 By = Literal["joint", "taste"]
 Ties = Literal["none", "half"]
 _CHUNK = 1 << 22

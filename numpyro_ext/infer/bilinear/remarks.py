@@ -15,8 +15,6 @@ from ...potentials.families.ordinal import CumulativeLogitPotential, CumulativeP
 from ...structure.bilinear.reading import BilinearReading
 from .algorithms.messages import Moments
 
-__all__ = ["Remark", "remarks"]
-
 _MOST_NAMED = 5
 _LEAST_SIGNAL = 0.02
 """Products of posterior means, in their posterior standard deviations, below which a component says nothing."""

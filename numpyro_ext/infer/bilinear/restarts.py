@@ -11,8 +11,6 @@ from ..front.running.iterations import Iterations, StepInfo, fit_in_chunks
 from ..front.state import Fit
 from .algorithms import sweeps as core
 
-__all__ = ["MOST_CELLS_RESTARTED", "NUM_RESTARTS", "ONE_START", "best_of_starts"]
-
 NUM_RESTARTS = 3
 """Other starts that are made by default."""
 MOST_CELLS_RESTARTED = 20_000

@@ -36,8 +36,6 @@ from .marginals.places import site_places
 from .marginals.prediction import draw_predictors, expected_means, log_predictive_counts
 from .programs import BilinearPrograms
 
-__all__ = ["BilinearRun", "check_sizes"]
-
 _FOLD_STEPS = 200
 _WIDEST_PRODUCT = 9.0
 

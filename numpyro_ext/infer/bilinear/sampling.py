@@ -22,8 +22,6 @@ from .algorithms.quadratic.draws import Cells, Problem, bound_values, first_step
 from .algorithms.sweeps import State
 from .programs import BilinearPrograms, explain
 
-__all__ = ["CellSampler", "Scheme", "fit_sampled"]
-
 Scheme = Literal["uniform", "balanced", "biased"]
 
 _CHUNK = 4096

@@ -15,16 +15,6 @@ from ...linalg.cholesky import cholesky, solve_lower
 from ...linalg.solvers.posterior_precision import tridiagonalise
 from .user_inference import SharedPrior
 
-__all__ = [
-    "UtilityMoments",
-    "aligned_loadings",
-    "factor_step",
-    "free_step",
-    "moments_of_utilities",
-    "prior_gradient",
-    "step_to_moments",
-]
-
 _LARGEST_DENSE = 2000
 """Items up to which all eigenvalues are computed."""
 

@@ -30,8 +30,6 @@ from .options import Accelerator, Covariance, check_options, checked_kernel, con
 from .pairs import Pairs, UserBatch, batches_of_users, checked_pairs, warn_of_self_comparisons
 from .user_inference import Method, SharedPrior, infer_users, initial_state
 
-__all__ = ["collaborative_em"]
-
 
 class _Expected(NamedTuple):
     """Sums over all users under a prior."""

@@ -18,8 +18,6 @@ from ..front.files.archive import read_archive, write_archive
 from .pairs import UserBatch, batches_of_users, checked_outcomes, checked_pairs, warn_of_self_comparisons
 from .user_inference import Method, SharedPrior, infer_users, initial_state, potential_of, user_moments
 
-__all__ = ["CollaborativeFit", "PairPrediction"]
-
 
 class PairPrediction(NamedTuple):
     """The difference of two utilities, and what it means for a comparison; all of shape ``(n,)``."""

@@ -12,8 +12,6 @@ from .component_analysis import moments_of_utilities, step_to_moments
 from .pairs import UserBatch
 from .user_inference import SharedPrior
 
-__all__ = ["parts_of_batches", "prior_after_pass"]
-
 
 def parts_of_batches(
     batches: list[UserBatch], num_parts: int, num_items: int, rng: np.random.Generator

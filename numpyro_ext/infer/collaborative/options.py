@@ -15,8 +15,6 @@ from ...linalg.cholesky import cholesky
 from ..front.options import check_one_of
 from .user_inference import Method, SharedPrior
 
-__all__ = ["Accelerator", "Covariance", "check_options", "checked_kernel", "continued_prior", "first_prior"]
-
 Covariance = Literal["factor", "free"]
 Accelerator = Literal["none", "squarem", "lbfgs"]
 

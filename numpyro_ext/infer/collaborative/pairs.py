@@ -14,15 +14,6 @@ from numpy.typing import ArrayLike
 from ...linalg.padding import cheapest_levels
 from ...linalg.saved_names import saved_as
 
-__all__ = [
-    "Pairs",
-    "UserBatch",
-    "batches_of_users",
-    "checked_outcomes",
-    "checked_pairs",
-    "warn_of_self_comparisons",
-]
-
 _MOST_SHAPES = 6
 _COST_OF_PAIR = 200  # of a pair in a step, where factorising the covariance of n items costs their cube
 _COST_OF_SHAPE = 1e6  # of compiling for one more shape, some seconds: as much as a few hundred steps of such a cost

@@ -30,8 +30,6 @@ from ..gaussian.algorithms.values import ExpectationPropagation, Laplace
 from ..gaussian.variational.values import NaturalGradient
 from .pairs import UserBatch
 
-__all__ = ["Method", "SharedPrior", "UserStatistics", "infer_users", "initial_state", "user_form", "user_moments"]
-
 Method = Literal["ep", "vg", "jaakkola", "laplace"]
 _ALGORITHMS: dict[str, Algorithm] = {
     "ep": ExpectationPropagation(),

@@ -11,8 +11,6 @@ from ..gaussian.inla import INLA
 from ..gaussian.laplace_approximation import LaplaceApproximation
 from ..gaussian.variational.engine import VariationalGaussian
 
-__all__ = ["MANY_ROWS", "caution"]
-
 MANY_ROWS = 10
 """Rows per unknown from which posteriors under log-concave likelihoods have little skewness."""
 

@@ -24,8 +24,6 @@ from .contestants import Contestant, as_contestants
 from .picture import draw_picture
 from .reference import known_reference, reference_by_nuts
 
-__all__ = ["Comparison", "Row", "compare_engines"]
-
 
 class Row(NamedTuple):
     """Outcome of one engine."""

@@ -29,8 +29,6 @@ from ..gaussian.variational.engine import VariationalGaussian
 from ..monte_carlo.smc import SMC
 from ..sparse.mean_field_engine import StructuredMeanField
 
-__all__ = ["BY_NAME", "ENGINES", "NUM_SAMPLES", "NUM_WARMUP", "Chain", "Contestant", "as_contestants"]
-
 NUM_WARMUP, NUM_SAMPLES = 1000, 2000
 """Length of a chain that a person leaves to us."""
 _SVI_STEPS, _SVI_RATE = 5000, 0.01

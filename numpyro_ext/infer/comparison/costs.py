@@ -7,8 +7,6 @@ from ...linalg.gaussian.design import SparseRows
 from ...linalg.sparse_cholesky import SparsePattern, analyse
 from ...structure import LatentGaussianReading
 
-__all__ = ["gaussian_cost"]
-
 
 def gaussian_cost(reading: LatentGaussianReading) -> str:
     """The algebra of a step in words, with the multiplications of its factorisation.

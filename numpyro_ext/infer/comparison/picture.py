@@ -10,8 +10,6 @@ import numpy as np
 
 from ...optional import optional
 
-__all__ = ["draw_picture"]
-
 _COLOURS = ("#1b6ca8", "#c0572b", "#5b8c3a", "#7a4fa3", "#a8821b", "#3a8c8c", "#8c3a62", "#555555")
 _LABEL_HEIGHT = 13.0
 """Points between two labels."""

@@ -31,8 +31,6 @@ from .cautions import MANY_ROWS, caution
 from .contestants import ENGINES
 from .costs import gaussian_cost
 
-__all__ = ["Candidate", "Recommendation", "recommend"]
-
 
 class Candidate(NamedTuple):
     """Treatment of a model by one engine."""

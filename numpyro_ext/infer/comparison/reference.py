@@ -12,8 +12,6 @@ from numpyro.infer import MCMC, NUTS, init_to_median
 from ..exact.gaps import Errors, Moments, largest_errors, monte_carlo_errors
 from .contestants import NUM_SAMPLES, NUM_WARMUP, Chain, Contestant, moments_of
 
-__all__ = ["Reference", "known_reference", "reference_by_nuts"]
-
 _LARGEST_ERROR = 0.05
 """Relative error of a standard deviation down to which the default reference goes on."""
 _MOST_PARTS = 8

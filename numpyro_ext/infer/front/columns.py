@@ -11,8 +11,6 @@ import numpy as np
 from ...structure.model.running.pandas_arguments import is_pandas
 from .running.progress import warn
 
-__all__ = ["Columns", "columns_of", "in_columns", "is_table", "labelled_as"]
-
 Columns = Mapping[str, list[Any]]
 """Names of the columns of each argument that is a table of pandas, by the name of the argument."""
 

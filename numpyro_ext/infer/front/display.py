@@ -11,8 +11,6 @@ import numpy as np
 
 from ...display import MOST_ROWS, Shown, Table, number
 
-__all__ = ["ShownEngine", "ShownSite", "ShownSites", "ending", "evidence", "flatness", "kind_of_evidence"]
-
 _LARGEST_SHOWN = 1000
 """Elements of a site whose moments are computed only to be shown."""
 _OF_HYPERPARAMETERS = {

@@ -31,9 +31,6 @@ from .running.progress import warn
 from .state import EngineState
 from .suggestions import nearest_name, suggests
 
-__all__ = ["AnyEngine", "BaseEngine"]
-
-
 _Run = TypeVar("_Run", bound=FinishedRun)
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Coords", "Dims", "Labels", "labels_of_call"]
-
 Coords = Mapping[str, Sequence[Any]]
 Dims = Mapping[str, Sequence[str]]
 _Plates = Mapping[str, Sequence[tuple[str, int]]]

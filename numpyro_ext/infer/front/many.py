@@ -17,8 +17,6 @@ from .columns import is_table
 from .running.chunks import Interruption
 from .running.progress import progress_bar, warn
 
-__all__ = ["Dataset", "Fits", "as_datasets", "collect_fits"]
-
 _Engine = TypeVar("_Engine", bound=Any)
 _MOST_NAMED = 5
 

@@ -12,16 +12,6 @@ import numpy as np
 
 from ...compilation.content import array_key
 
-__all__ = [
-    "EngineOptions",
-    "check_at_least",
-    "check_one_of",
-    "check_positive",
-    "default_tolerance",
-    "option_key",
-    "plain_number",
-]
-
 
 class EngineOptions(TypedDict, total=False):
     """The options that every engine has, for the constructors of subclasses; see :class:`~.engine.BaseEngine`."""

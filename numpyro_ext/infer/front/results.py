@@ -15,18 +15,6 @@ from ...compilation.pytree import PyTree
 from ...display import MOST_ROWS, Table, as_html, as_text, number
 from .display import ending, evidence
 
-__all__ = [
-    "Diagnostics",
-    "HyperDiagnostics",
-    "HyperEstimate",
-    "LogEvidence",
-    "OfHyperparameters",
-    "at_values",
-    "is_joint",
-    "with_precision",
-]
-
-
 OfHyperparameters = Literal["none", "optimum", "integrated"]
 
 

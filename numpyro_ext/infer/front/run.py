@@ -27,8 +27,6 @@ from .labels import Labels
 from .results import Diagnostics, HyperEstimate, LogEvidence, OfHyperparameters
 from .state import Fit
 
-__all__ = ["FinishedRun", "ask", "hyper_estimates"]
-
 _Question = ParamSpec("_Question")
 _Answer = TypeVar("_Answer")
 

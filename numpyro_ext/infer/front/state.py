@@ -16,8 +16,6 @@ from ...structure.program.captured import stable_text
 from ..hyper.search import SearchState
 from .results import Diagnostics
 
-__all__ = ["EngineState", "Fit", "as_numbers", "check_init_state", "data_digest", "fits", "rebuilt"]
-
 
 class EngineState(NamedTuple):
     """State from which a run goes on exactly where it stopped: ``engine.last_state``."""

@@ -8,8 +8,6 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-__all__ = ["nearest_name", "suggests"]
-
 _Question = ParamSpec("_Question")
 _Answer = TypeVar("_Answer")
 

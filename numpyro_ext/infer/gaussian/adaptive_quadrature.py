@@ -37,8 +37,6 @@ from .quadrature_parts_run import MembersRun
 from .quadrature_run import IntegratedQuadratureRun, QuadratureRun
 from .run import GaussianRun
 
-__all__ = ["AdaptiveQuadrature"]
-
 _NEGLIGIBLE, _WORTH_A_WORD, _MOST_NODES = 1e-4, 1e-3, 4000.0
 """Errors of the log evidence for which no nodes are added, and that are told; nodes of a block at most."""
 _ROUNDINGS = 4.0

@@ -26,8 +26,6 @@ from .answers.prediction import are_coordinates_joint
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["CrossValidation", "cross_validate", "random_folds"]
-
 
 @shown
 class CrossValidation(NamedTuple):

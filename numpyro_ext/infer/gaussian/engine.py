@@ -43,8 +43,6 @@ from .integration.surroundings import NoDesign
 from .programs import Programs, compiled_programs
 from .run import GaussianRun
 
-__all__ = ["Engine", "GaussianOptions"]
-
 _MOST_CLIMBS = 2  # searches that begin at a point above the mode of the last one
 
 

@@ -23,8 +23,6 @@ from .answers.prediction import by_site
 from .new_arguments.predict import Prediction, log_predictive, predict
 from .run import GaussianRun
 
-__all__ = ["GaussianAnswers"]
-
 
 class GaussianAnswers(BaseEngine[FinishedRun]):
     """The answers that engines with a Gaussian field give beyond those of every engine."""

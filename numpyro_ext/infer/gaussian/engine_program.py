@@ -23,8 +23,6 @@ from .algorithms.algorithm import Algorithm
 from .algorithms.posterior import GaussianPosterior
 from .programs import Programs
 
-__all__ = ["EngineProgram", "ProgramState"]
-
 _LARGEST_DENSE, _BATCH = 1000, 32
 """Unknowns up to which the derivative of a fixed point is found by a matrix, and directions taken at once."""
 _KRYLOV, _ROUNDS = 40, 20

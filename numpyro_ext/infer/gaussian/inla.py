@@ -18,8 +18,6 @@ from .integration.simplified_laplace import (
 )
 from .laplace_approximation import LaplaceApproximation, LaplaceOptions
 
-__all__ = ["INLA"]
-
 Marginal = Literal["simplified-laplace", "gaussian"]
 DesignName = Literal["auto", "lattice", "central-composite"]
 

@@ -32,8 +32,6 @@ from .integration.simplified_laplace import simplified_laplace_marginals
 from .integration.surroundings import Surroundings
 from .run import GaussianRun, Point
 
-__all__ = ["IntegratedRun", "unstacked"]
-
 _CALLS, _CALLS_OF_SMALL, _CALLS_OF_SPARSE, _CALLS_OF_MANY_ROWS = (32, 16), (64, 32), (16, 32), (8, 64)
 """Points at which one call draws, and how often it draws at each, at most. With many rows the points are those of the
 design, and to condition on the rows takes as long as dozens of draws; a sparse factor takes as long as some."""

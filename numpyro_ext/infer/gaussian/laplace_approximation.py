@@ -17,8 +17,6 @@ from .algorithms.values import Laplace
 from .engine import Engine, GaussianOptions
 from .fitting.kinks import explain_kinks
 
-__all__ = ["LaplaceApproximation", "LaplaceOptions"]
-
 FieldSpace = Literal["auto", "direct", "iterative"]
 
 _LARGEST_RESTS: dict[FieldSpace, float] = {"auto": COSTS.large_rest, "direct": math.inf, "iterative": 0.0}

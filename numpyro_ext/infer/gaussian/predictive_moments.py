@@ -33,17 +33,6 @@ from .run import GaussianRun
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = [
-    "Hyper",
-    "LocalMoments",
-    "PredictiveMoments",
-    "Target",
-    "fitted_run",
-    "hyper_covariance",
-    "local_moments",
-    "predictive_moments",
-]
-
 Hyper = Literal["plug-in", "linearised", "mgp", "mixture"]
 Target = Literal["f", "f_plus_noise", "y"]
 

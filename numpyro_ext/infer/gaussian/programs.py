@@ -29,8 +29,6 @@ from .answers.prediction import log_predictive_factors
 from .fitting.fitting_programs import FittingPrograms
 from .integration.simplified_laplace import simplified_laplace_marginals
 
-__all__ = ["Programs", "compiled_programs"]
-
 _LARGEST_BATCH = 10_000_000
 _FEW_DRAWS = 4
 """Draws that are made together, where more may not be asked for."""

@@ -25,8 +25,6 @@ from ..front.state import EngineState, Fit
 from .algorithms.nodes.column_parts import PartColumns, PartScores, columns_of_parts, scores_of_parts
 from .algorithms.nodes.shared_columns import SharedColumns
 
-__all__ = ["Members", "Scores", "scored_fit"]
-
 _ALIKE, _ROUNDINGS = 1e-9, 100.0
 """Relative difference of numbers that are the same but for rounding, and units in the last place of these."""
 

@@ -25,8 +25,6 @@ from .quadrature_parts import Members, Scores
 from .quadrature_run import NodeSite, QuadratureRun, node_quantiles
 from .run import GaussianRun
 
-__all__ = ["MembersRun"]
-
 _OF_ALL = ("reading", "algorithm", "programs", "costs")
 
 

@@ -24,8 +24,6 @@ from .algorithms.nodes.node_posterior import NodePosterior
 from .integrated_run import IntegratedRun
 from .run import GaussianRun, Point
 
-__all__ = ["IntegratedQuadratureRun", "NodeSite", "QuadratureRun", "node_quantiles"]
-
 _NUM_DRAWS = 4000
 """Draws from which quantiles of sums of several unknowns are estimated."""
 

@@ -37,8 +37,6 @@ from .fitting.costs import FitCosts
 from .integration.simplified_laplace import gaussian_marginals
 from .programs import Programs
 
-__all__ = ["GaussianRun", "Point"]
-
 Point = tuple[Any, dict[str, Array], Any]
 """Data, hyperparameters and state: the first arguments of every program."""
 

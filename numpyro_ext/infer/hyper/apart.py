@@ -17,8 +17,6 @@ from .digits import field_tolerance
 from .evaluation import Evaluation
 from .search import SearchState, is_finished, proposal, take
 
-__all__ = ["search_apart", "turn", "visit_apart"]
-
 
 def turn(
     state: SearchState,

@@ -9,8 +9,6 @@ import numpy as np
 from .digits import difference_step
 from .search import SearchState
 
-__all__ = ["Curvature", "curvature", "hessian", "hessian_error"]
-
 _LARGEST_TRUNCATION = 10.0
 _PLATEAU = 1e-2
 _LEAST_VARIANCE = 1e-6

@@ -11,8 +11,6 @@ from jax.typing import DTypeLike
 
 from ...compilation.pytree import PyTree
 
-__all__ = ["difference_step", "field_tolerance", "is_far_from_end", "noise_of_field"]
-
 _FAR = 1000.0
 """Derivatives above which a search is far from its end, in what it asks of them."""
 _OF_GOAL, _OF_GRADIENT = 200.0, 0.02

@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["Evaluation", "evaluation_and_held_fn", "evaluation_fn"]
-
 
 class Evaluation(NamedTuple):
     """The objective at one point, and the fit of the field that it rests on."""

@@ -16,8 +16,6 @@ from jax import Array
 
 from ...compilation.pytree import PyTree
 
-__all__ = ["in_metric", "is_due", "with_metric", "without_leaps"]
-
 _LEAST_CURVATURE = 1e-2
 """Along an axis, and of any direction in the metric of the diagonal."""
 _LEAST_KNOWN = 0.2

@@ -32,17 +32,6 @@ from .digits import difference_step, field_tolerance, is_far_from_end, noise_of_
 from .evaluation import Evaluation
 from .metric import in_metric
 
-__all__ = [
-    "EVALUATIONS_PER_CHUNK",
-    "SearchState",
-    "init_search",
-    "is_finished",
-    "maximise",
-    "proposal",
-    "search",
-    "take",
-]
-
 EVALUATIONS_PER_CHUNK = 10
 """Evaluations of a compiled chunk of a search, between which a bar moves and a person may interrupt."""
 _MEMORY, _LARGEST_MEMORY = 10, 30

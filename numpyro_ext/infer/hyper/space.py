@@ -21,8 +21,6 @@ from ...compilation.store import shared
 from ...compilation.transfer import to_device
 from ...structure.errors import ModelStructureError
 
-__all__ = ["UnconstrainedSpace"]
-
 
 class UnconstrainedSpace:
     """Packs the free hyperparameters of a model into a vector of real numbers; the fixed ones stay beside it.

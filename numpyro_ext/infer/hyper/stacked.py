@@ -11,8 +11,6 @@ from jax import Array, lax
 
 from ...compilation.pytree import PyTree
 
-__all__ = ["at_each", "element_of", "with_element"]
-
 _Tree = TypeVar("_Tree")
 
 

@@ -14,8 +14,6 @@ from .evaluation import Evaluation
 from .search import SearchState, is_finished, proposal, take
 from .stacked import element_of, with_element
 
-__all__ = ["Visits", "search_and_visit"]
-
 
 class Visits(NamedTuple):
     """Points to be evaluated before a search goes on."""

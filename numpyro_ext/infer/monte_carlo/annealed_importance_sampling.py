@@ -30,8 +30,6 @@ from ..gaussian.fitting.failures import not_finite_error
 from ..hyper.space import UnconstrainedSpace
 from .kernels.slices import elliptical_slices
 
-__all__ = ["AnnealedImportanceSampling", "annealed_importance_sampling", "estimate", "power_temperatures"]
-
 _EXPONENT = 4.0
 _PILOT_FRACTION = 0.25
 _FEWEST_PILOT_STEPS = 10

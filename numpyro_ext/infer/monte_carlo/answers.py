@@ -19,8 +19,6 @@ from .kernels.steps import PathName
 from .run import SMCRun, SMCState
 from .target import Target
 
-__all__ = ["Answers", "shapes"]
-
 
 class Answers(Shown, LastRun[SMCRun], PrintsSummary, ArviZInterface):
     """The answers of a run, for :class:`~numpyro_ext.infer.SMC`."""

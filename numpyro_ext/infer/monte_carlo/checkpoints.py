@@ -15,8 +15,6 @@ from ..front.files.archive import Content, read_archive, write_archive
 from .kernels.steps import Particles
 from .run import SMCState
 
-__all__ = ["resumed_state", "state_content", "state_of", "write_state"]
-
 
 def state_content(state: SMCState) -> Content:
     """State as plain containers."""

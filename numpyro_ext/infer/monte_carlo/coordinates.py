@@ -11,8 +11,6 @@ from numpyro.distributions import biject_to, transforms
 from ...structure import ModelStructureError
 from ...structure.model.running.inspection import SiteInfo
 
-__all__ = ["Coordinates", "check_sites", "coordinates"]
-
 _LOCATION_SCALE = (dist.Normal, dist.StudentT, dist.Cauchy, dist.Laplace, dist.Logistic, dist.Gumbel)
 _SCALE = (dist.HalfNormal, dist.HalfCauchy)
 

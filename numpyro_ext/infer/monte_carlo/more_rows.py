@@ -15,8 +15,6 @@ from ...structure.model.verification import tolerance_of_densities
 from .kernels.steps import Particles, Programs
 from .target import Target
 
-__all__ = ["FilledTargets", "MoreRows"]
-
 _FEWEST_ROWS = 32
 _NUM_POINTS = 4
 

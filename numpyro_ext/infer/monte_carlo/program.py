@@ -21,8 +21,6 @@ from .kernels.weights import effective_sample_size, normalised
 from .run import LEAST_SIZE, MOST_STEPS
 from .target import Target
 
-__all__ = ["SMCProgram", "SMCProgramState", "read_changing"]
-
 
 class SMCProgramState(NamedTuple):
     """Particles of a posterior, as a tree of arrays: what one call hands to the next."""

@@ -22,16 +22,6 @@ from .kernels.steps import Particles, Programs, StepInfo
 from .more_rows import MoreRows
 from .target import Target
 
-__all__ = [
-    "LEAST_SIZE",
-    "MOST_STEPS",
-    "SMCRun",
-    "SMCState",
-    "impossible_data",
-    "no_history",
-    "record",
-]
-
 MOST_STEPS = 10_000
 """Largest number of steps of a run or an update."""
 LEAST_SIZE = 0.05

@@ -26,8 +26,6 @@ from .run import MOST_STEPS, SMCRun, SMCState, impossible_data, no_history, reco
 from .target import Target
 from .verification import check_target, refuse_other_priors
 
-__all__ = ["SMC"]
-
 _MOST_MOVES = 300
 _CORRELATION = 0.1
 _PARENTS = 20

@@ -23,8 +23,6 @@ from ...structure.program.program import make_program
 from ..front.running.progress import warn
 from .coordinates import Coordinates, check_sites, coordinates
 
-__all__ = ["Densities", "Joint", "Target"]
-
 _UNOBSERVED, _OBSERVED = "_unobserved", "_observed"
 """Endings of the names of the sites that NumPyro makes for ``obs_mask``."""
 _PROBES = 2

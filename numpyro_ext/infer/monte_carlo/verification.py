@@ -19,8 +19,6 @@ from ...structure.model.running.untouched import untouched_log_densities
 from ...structure.model.verification import tolerance_of_densities
 from .target import Target
 
-__all__ = ["Compared", "check_target", "refuse_other_priors"]
-
 _NUM_POINTS = 3
 _PRIOR_TOLERANCE = 1e-6
 

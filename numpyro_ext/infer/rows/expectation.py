@@ -25,8 +25,6 @@ from ...potentials import BoundedPotential, GaussianPotential, Potential, Softma
 from ...potentials.bounds.logistic import BohningBound
 from .posteriors import LatentGaussianRows, RowPosteriors, map_chunks
 
-__all__ = ["expectation_step", "initial_modes", "initial_posteriors", "shared_posteriors"]
-
 _SMALLEST_STEP = 1e-6
 _SLACK = 16.0
 # Sharing pays where there are at least so many rows for one covariance.

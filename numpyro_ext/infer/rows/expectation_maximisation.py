@@ -28,8 +28,6 @@ from .minibatches import fit_in_batches
 from .posteriors import LatentGaussianRows, RowPosteriors
 from .table import checked_rows, runaway_columns
 
-__all__ = ["EMResult", "variational_em"]
-
 Method = Literal["variational", "map"]
 
 # E-steps after which the bound of a fit in batches is reported.

@@ -14,20 +14,6 @@ from jax import Array, lax
 from ...potentials import GaussianPotential, Potential, VectorPotential
 from .posteriors import Family, LatentGaussianRows, RowPosteriors, map_chunks
 
-__all__ = [
-    "ColumnStatistics",
-    "Parameter",
-    "column_statistics",
-    "loading_penalty",
-    "maximisation_step",
-    "newton_moves",
-    "residual_sums",
-    "scatter",
-    "with_loading_prior",
-    "with_moved_columns",
-    "with_noise",
-]
-
 Parameter = Literal["mean", "covariance", "loadings", "intercept", "noise"]
 
 _NUM_HALVINGS = 30

@@ -25,8 +25,6 @@ from .maximisation import (
 )
 from .posteriors import LatentGaussianRows
 
-__all__ = ["fit_in_batches"]
-
 
 class _Statistics(NamedTuple):
     """Statistics per unit of weight."""

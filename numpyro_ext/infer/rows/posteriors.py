@@ -22,15 +22,6 @@ from ...display import shown
 from ...linalg.padding import chunked
 from ...potentials import Potential, VectorPotential
 
-__all__ = [
-    "Family",
-    "FamilySlopes",
-    "LatentGaussianRows",
-    "RowPosteriors",
-    "map_chunks",
-    "predictive_log_density",
-]
-
 _MATRICES = ("precision", "covariance")
 
 Tree = TypeVar("Tree")

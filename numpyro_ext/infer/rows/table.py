@@ -27,8 +27,6 @@ from ...potentials import (
 from ...potentials.families.ordinal import CumulativeProbitPotential
 from .posteriors import LatentGaussianRows
 
-__all__ = ["checked_rows", "runaway_columns", "table_rows"]
-
 
 def table_rows(
     table: object,

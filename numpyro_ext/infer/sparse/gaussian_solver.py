@@ -21,20 +21,6 @@ from ...linalg.solvers.posterior_precision import (
 )
 from ...structure.sparse_linear.form import SparseLinear
 
-__all__ = [
-    "SOLVER_COSTS",
-    "Options",
-    "SolverCosts",
-    "Solved",
-    "State",
-    "Workspace",
-    "choose_options",
-    "gaussian_round",
-    "gram_of",
-    "make_workspace",
-    "precision_with",
-]
-
 Variances = Literal["exact", "perturb-and-map", "lanczos", "none"]
 Solver = Literal["diagonal", "dense", "conjugate-gradient"]
 

@@ -28,8 +28,6 @@ from .mean_field_run import MeanFieldRun
 from .programs import compiled_form
 from .run import Member
 
-__all__ = ["StructuredMeanField"]
-
 _ROUNDING = 1e3
 """Errors of the bound, in units of the last place."""
 

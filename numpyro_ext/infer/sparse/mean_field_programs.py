@@ -23,8 +23,6 @@ from . import mean_field as core
 from .programs import DRAWS_AT_A_TIME, Inputs, SparsePrograms
 from .trees import learning as tree_learning
 
-__all__ = ["CHUNK", "MeanFieldPrograms"]
-
 CHUNK = 10
 _LEARNING_STEPS = 50
 

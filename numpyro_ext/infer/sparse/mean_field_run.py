@@ -13,8 +13,6 @@ from ..front.results import LogEvidence
 from .mean_field_programs import MeanFieldPrograms
 from .run import Member, SparseRun, SparseSite
 
-__all__ = ["MeanFieldRun"]
-
 
 class MeanFieldSite(SparseSite):
     """A site under the Gaussian of structured mean field, whose precision can be solved with at any size."""

@@ -13,8 +13,6 @@ from ...structure import SparseLinearReading
 from ...structure.program.rows.affine_operator import OperatorMap
 from ..hyper.space import UnconstrainedSpace
 
-__all__ = ["DRAWS_AT_A_TIME", "Inputs", "SparsePrograms", "compiled_form"]
-
 DRAWS_AT_A_TIME = 25
 
 

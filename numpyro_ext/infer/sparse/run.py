@@ -22,8 +22,6 @@ from ..front.state import Fit
 from ..hyper.space import UnconstrainedSpace
 from .programs import Inputs, SparsePrograms
 
-__all__ = ["Member", "SparseRun", "SparseSite"]
-
 _Programs = TypeVar("_Programs", bound=SparsePrograms)
 
 

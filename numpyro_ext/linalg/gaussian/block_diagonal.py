@@ -15,8 +15,6 @@ from ..frozen_pytree import frozen_pytree
 from .design import DenseDesign, Design, SparseRows
 from .row_pairs import FEW_ENTRIES, is_summed_by_pair, sum_pairs
 
-__all__ = ["BlockCovariance", "BlockDiagonal", "Part", "Repeated", "cross_product", "quadratic_form", "repeated"]
-
 
 @frozen_pytree
 class Repeated:

@@ -14,8 +14,6 @@ from jax import Array, lax
 from ..cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
 from .row_pairs import add_pairs
 
-__all__ = ["BlockTridiagonal", "BlockTridiagonalFactor"]
-
 
 class BlockTridiagonal(NamedTuple):
     """A symmetric matrix of ``K`` blocks of width ``b``."""

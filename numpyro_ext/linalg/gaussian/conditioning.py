@@ -25,16 +25,6 @@ from .spaces.state_space import StatePosterior, StateSpace
 from .spaces.touched_space import Touched, TouchedPosterior, TouchedSpace
 from .sparse_layout import SparseLayout
 
-__all__ = [
-    "LinearGaussian",
-    "LinearGaussianPosterior",
-    "Space",
-    "choose_space",
-    "kl_divergence",
-    "linear_gaussian",
-    "log_partition_without_sites",
-]
-
 Space = Literal[
     "auto",
     "observation",

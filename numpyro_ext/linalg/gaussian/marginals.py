@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["Marginals", "NotSequential", "WhitenedPosterior", "cavity_ratio", "relative_change"]
-
 
 class Marginals(NamedTuple):
     """Moments of the predictors ``h`` under a Gaussian with sites."""

@@ -15,8 +15,6 @@ from .design import AnyDesign, Design
 from .prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PriorBlock
 from .sparse_prior import SparsePrecisionPrior
 
-__all__ = ["MeanFieldPosterior", "MeanFieldSpace", "PredictorMoments", "expected_log_prior"]
-
 _LOG_2PI = math.log(2.0 * math.pi)
 
 

@@ -13,8 +13,6 @@ from jax.scipy.linalg import solve_triangular
 
 from ..short_axes import times_vector
 
-__all__ = ["condition_blocks", "gains_of_blocks"]
-
 # Derivatives of the two functions below are written out: those of a factorisation with pivots are long programs.
 
 

@@ -14,20 +14,6 @@ from ..frozen_pytree import frozen_pytree
 from .block_diagonal import Part, repeated
 from .sparse_prior import SparsePrecisionPrior
 
-__all__ = [
-    "CovariancePrior",
-    "DiagonalPrior",
-    "FlatPrior",
-    "LowRankPrior",
-    "PrecisionPrior",
-    "PriorBlock",
-    "SparsePrecisionPrior",
-    "extreme_eigenvalues",
-    "is_flat",
-    "is_valid_prior",
-    "num_flat",
-]
-
 _LOG_2PI = math.log(2.0 * math.pi)
 
 

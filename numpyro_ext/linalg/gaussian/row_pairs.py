@@ -13,8 +13,6 @@ from jax import Array, lax
 from ..cholesky import from_lower
 from .design import LEAST_ENTRIES, SparseRows
 
-__all__ = ["FEW_ENTRIES", "add_pairs", "gram_lower", "gram_of_rows", "is_summed_by_pair", "sum_pairs"]
-
 FEW_ENTRIES = 4
 """Entries of a row of which all pairs are looked up at once."""
 _PAIRS_AT_A_TIME = 1_000_000

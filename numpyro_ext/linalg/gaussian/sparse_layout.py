@@ -17,16 +17,6 @@ from .design import SparseRows
 from .prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PrecisionPrior, PriorBlock
 from .sparse_prior import SparsePrecisionPrior
 
-__all__ = [
-    "SparseLayout",
-    "block_pattern",
-    "dense_entries",
-    "find_layout",
-    "look_up",
-    "quadratic_of_pairs",
-    "row_pairs",
-]
-
 
 @frozen_pytree
 class SparseLayout:

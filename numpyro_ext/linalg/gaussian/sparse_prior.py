@@ -13,8 +13,6 @@ from ..frozen_pytree import frozen_pytree
 from ..sparse_cholesky import SparseFactor, SparsePattern, factorise
 from ..sparse_cholesky.primitive import multiply
 
-__all__ = ["SparsePrecisionPrior"]
-
 _LOG_2PI = math.log(2.0 * math.pi)
 
 

@@ -15,8 +15,6 @@ from ..frozen_pytree import frozen_pytree
 from ..saved_names import saved_as
 from .operator import LinearOperator, image_shape
 
-__all__ = ["convolution"]
-
 # rules by their names in numpy.pad
 _PADDING = {"periodic": "wrap", "zero": "constant", "reflect": "symmetric", "replicate": "edge"}
 # The sum over the kernel costs less than Fourier transforms below so many entries; and below so many products it is

@@ -13,8 +13,6 @@ from ..frozen_pytree import frozen_pytree
 from ..saved_names import saved_as
 from .operator import LinearOperator, image_shape, stack
 
-__all__ = ["finite_differences", "total_variation"]
-
 
 def finite_differences(shape: Sequence[int] | int, axis: int) -> LinearOperator:
     """Differences ``x[i + 1] - x[i]`` along one axis of an image, none across its border.

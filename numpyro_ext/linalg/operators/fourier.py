@@ -16,8 +16,6 @@ from ..frozen_pytree import frozen_pytree
 from ..saved_names import saved_as
 from .operator import LinearOperator, image_shape
 
-__all__ = ["FourierOperator", "fourier", "masked_fourier"]
-
 
 @saved_as("FourierOperator")
 @frozen_pytree

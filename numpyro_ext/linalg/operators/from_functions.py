@@ -13,8 +13,6 @@ from jax import Array
 from ..frozen_pytree import frozen_pytree
 from .operator import LinearOperator, positive_size
 
-__all__ = ["adjoint_error", "from_functions"]
-
 
 @frozen_pytree
 class _FromFunctions(LinearOperator):

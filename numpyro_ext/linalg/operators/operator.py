@@ -17,17 +17,6 @@ from jax.typing import ArrayLike
 from ..frozen_pytree import frozen_pytree
 from ..saved_names import saved_as
 
-__all__ = [
-    "LinearOperator",
-    "diagonal",
-    "from_matrix",
-    "identity",
-    "image_shape",
-    "positive_size",
-    "select",
-    "stack",
-]
-
 
 class LinearOperator:
     """A real matrix known by its products with vectors.

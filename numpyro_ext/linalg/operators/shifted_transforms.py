@@ -15,8 +15,6 @@ from ..saved_names import saved_as
 from .operator import LinearOperator
 from .wavelets import WaveletTransform
 
-__all__ = ["ShiftedTransforms", "shifted_transforms"]
-
 
 def shifted_transforms(transform: WaveletTransform, shifts: ArrayLike) -> ShiftedTransforms:
     r"""The coefficients of a signal in several shifted bases, one basis after another.

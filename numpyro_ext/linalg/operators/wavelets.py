@@ -26,8 +26,6 @@ from ..frozen_pytree import frozen_pytree
 from ..saved_names import saved_as
 from .operator import LinearOperator, image_shape
 
-__all__ = ["WaveletTransform", "wavelet_transform"]
-
 _Filters = tuple[tuple[float, ...], tuple[float, ...]]
 
 # Up to this side one level along an axis is a product with a matrix: as fast, and compiled in a fraction of the time.

@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["History", "extrapolated", "no_history", "remember"]
-
 _PERIOD = 3
 _LEAST_RATIO = 0.2
 """Ratio of successive changes, three sweeps for two digits, below which there is nothing to be won."""

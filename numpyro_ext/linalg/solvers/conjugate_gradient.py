@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["ConjugateGradientResult", "conjugate_gradient"]
-
 
 class ConjugateGradientResult(NamedTuple):
     """Solutions, and how far they are from it."""

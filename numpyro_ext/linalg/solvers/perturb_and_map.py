@@ -12,8 +12,6 @@ from jax import Array
 from .conjugate_gradient import ConjugateGradientResult
 from .posterior_precision import PosteriorPrecision
 
-__all__ = ["Perturbations", "draw_perturbations", "perturb_and_map"]
-
 
 class Perturbations(NamedTuple):
     """Standard normal numbers behind a set of draws. With the same ones, draws vary smoothly with the precision."""

@@ -22,17 +22,6 @@ from ..frozen_pytree import frozen_pytree
 from ..operators.operator import LinearOperator
 from .conjugate_gradient import ConjugateGradientResult, conjugate_gradient
 
-__all__ = [
-    "DenseMoments",
-    "PosteriorPrecision",
-    "dense_moments",
-    "gram_diagonal",
-    "has_diagonal_gram",
-    "lanczos_log_determinant",
-    "lanczos_variance",
-    "tridiagonalise",
-]
-
 _NUM_SIGNS = 4
 
 

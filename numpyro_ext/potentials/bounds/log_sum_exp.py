@@ -22,8 +22,6 @@ from ...linalg.short_axes import times_vector
 from ..integrals.logistic_expectation import expected_log_partition
 from ..integrals.several_predictors.vector_quadrature import difference_expectation
 
-__all__ = ["LOG_SUM_EXP_BOUNDS", "ExpectedLogSumExp", "LogSumExpBound", "log_sum_exp_bound"]
-
 _NUM_BARRIER_STEPS = 20
 _NUM_TILTED_STEPS = 6
 _NUM_HALVINGS = 12

@@ -32,17 +32,6 @@ from ..integrals.logistic_expectation import expected_log_partition
 from ..moments import ExpectedLogDensity
 from .piecewise import PiecewiseCoefficients, minimax_pieces
 
-__all__ = [
-    "BohningBound",
-    "BoundedPotential",
-    "ExactExpectation",
-    "JaakkolaBound",
-    "LogisticBound",
-    "MinimumBound",
-    "PiecewiseBound",
-    "logistic_bound",
-]
-
 _Slopes = tuple[Array, Array, Array]
 
 

@@ -7,8 +7,6 @@ from jax import Array
 
 from ..moments import LogisticTerms
 
-__all__ = ["two_sided_terms"]
-
 
 def two_sided_terms(constant: Array, successes: Array, failures: Array, shift: Array) -> LogisticTerms:
     r"""Terms of ``constant + successes * log_sigmoid(x) + failures * log_sigmoid(-x)`` with :math:`x = \eta + b`.

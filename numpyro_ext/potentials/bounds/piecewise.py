@@ -16,8 +16,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-__all__ = ["PiecewiseCoefficients", "minimax_pieces"]
-
 _LOG_2 = math.log(2.0)
 
 

@@ -18,8 +18,6 @@ from jax.typing import ArrayLike
 
 from ..base import Potential
 
-__all__ = ["ConvexifiedPenalty", "SuperGaussianPotential"]
-
 
 class ConvexifiedPenalty(NamedTuple):
     r"""A convex upper bound of :math:`-2 \log t` at one value of :math:`x`, and the width that attains it."""

@@ -14,8 +14,6 @@ from ..integrals.normal import TruncatedNormal, log_ndtr, truncated_normal
 from ..integrals.tilted.logistic_tilting import LogisticView, logistic_tilted_moments, sigmoid
 from ..moments import LogisticTerms, Outcomes, TiltedMoments
 
-__all__ = ["ComplementaryLogLogPotential", "LogitPotential", "ProbitPotential"]
-
 
 def _signs(label: Array, dtype: jnp.dtype) -> Array:
     """+1 for a label that is true, -1 for one that is not."""

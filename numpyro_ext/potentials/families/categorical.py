@@ -29,8 +29,6 @@ from ..integrals.several_predictors.vector_quadrature import (
 from ..vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMoments
 from ..vector_tilting import log_concave_moments, moments_as_seen
 
-__all__ = ["LogSumExpPotential", "MultinomialLogitPotential", "MultinomialProbitPotential", "SoftmaxPotential"]
-
 
 class _CategoricalPotential(VectorPotential):
     """Factors of ``num_categories`` predictors, one of which may be pinned to zero and left out."""

@@ -13,8 +13,6 @@ from ..base import potential
 from ..bounds.super_gaussian import SuperGaussianPotential
 from ..moments import ExpectedLogDensity, Outcomes, TiltedMoments
 
-__all__ = ["GaussianPotential"]
-
 _LOG_2PI = math.log(2.0 * math.pi)
 
 

@@ -13,8 +13,6 @@ from ..base import Potential, potential
 from ..integrals.normal import truncated_normal
 from ..moments import TiltedMoments
 
-__all__ = ["HalfLinePotential"]
-
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 

@@ -15,8 +15,6 @@ from ..bounds.super_gaussian import SuperGaussianPotential
 from ..integrals.normal import TruncatedNormal, truncated_normal
 from ..moments import ExpectedLogDensity, Outcomes, TiltedMoments
 
-__all__ = ["LaplacePotential"]
-
 _LOG_2 = math.log(2.0)
 
 

@@ -15,8 +15,6 @@ from ..base import Potential, potential
 from ..integrals.tilted.tilted_moments import tilted_moments
 from ..moments import ExpectedLogDensity, Outcomes, TiltedMoments
 
-__all__ = ["AsymmetricLaplacePotential", "LogisticPotential", "SoftLaplacePotential"]
-
 
 class _LocationPotential(Potential):
     r"""A density of :math:`z = (\text{observation} - \eta) / \text{scale}`, log-concave and with a variance."""

@@ -12,8 +12,6 @@ from ..base import Potential, potential
 from ..moments import ExpectedLogDensity, TiltedMoments
 from .gaussian import GaussianPotential
 
-__all__ = ["LogNormalPotential"]
-
 
 @potential
 class LogNormalPotential(Potential):

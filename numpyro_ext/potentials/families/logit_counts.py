@@ -26,8 +26,6 @@ from ..integrals.tilted.tilted_moments import tilted_moments_unless_wide
 from ..integrals.tilted.tilted_window import Cavity, log_concave_mode
 from ..moments import LogisticTerms, Outcomes, TiltedMoments
 
-__all__ = ["BinomialLogitPotential", "NegativeBinomialExpPotential", "NegativeBinomialLogitPotential"]
-
 
 @potential
 class _LogitCounts(Potential):

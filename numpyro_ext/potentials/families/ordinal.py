@@ -19,13 +19,6 @@ from ..integrals.tilted.logistic_tilting import LogisticView, Sigmoid, logistic_
 from ..moments import LogisticTerms, Outcomes, TiltedMoments
 from .stick_breaking import stick_breaking_labels
 
-__all__ = [
-    "AdjacentCategoryPotential",
-    "ContinuationRatioPotential",
-    "CumulativeLogitPotential",
-    "CumulativeProbitPotential",
-]
-
 
 def _take(table: Array, label: Array) -> Array:
     """``table[..., label]`` for labels of the shape of the factors, nan for those out of range."""

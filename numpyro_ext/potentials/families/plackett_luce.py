@@ -16,8 +16,6 @@ from ..integrals.several_predictors.vector_quadrature import log_concave_normali
 from ..vector import VectorExpectedLogDensity
 from .categorical import LogSumExpPotential
 
-__all__ = ["PlackettLucePotential", "ranking_places"]
-
 # How far below all others a choice is put that is gone: its share is far below rounding, and the bounds of log-sum-exp
 # work with differences of this size.
 _GONE = 60.0

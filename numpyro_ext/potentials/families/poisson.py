@@ -22,8 +22,6 @@ from ..integrals.tilted.nodes_around_mode import (
 from ..integrals.tilted.tilted_moments import tilted_moments_unless_wide
 from ..moments import ExpectedLogDensity, LogFactor, Outcomes, TiltedMoments
 
-__all__ = ["PoissonExpPotential", "PoissonSoftplusPotential", "exponential_tilted_moments", "log_softplus"]
-
 _NO_EXPOSURE = 1e-35
 
 

@@ -15,8 +15,6 @@ from ..integrals.stirling import log_gamma_remainder
 from ..moments import ExpectedLogDensity, TiltedMoments
 from .poisson import exponential_tilted_moments
 
-__all__ = ["GammaExpPotential", "WeibullExpPotential"]
-
 
 @potential
 class GammaExpPotential(Potential):

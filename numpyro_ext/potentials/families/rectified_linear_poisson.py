@@ -23,9 +23,6 @@ from ..moments import ExpectedLogDensity, Outcomes, TiltedMoments
 from .rectified_linear_poisson_kernel import HalfLineMoments, half_line_cumulants, half_line_moments
 from .rectified_linear_poisson_reference import recursion_moments, trapezoid_half_line_moments
 
-__all__ = ["RectifiedLinearPoissonPotential", "rectified_linear_poisson_moments"]
-
-
 _HalfLine = Callable[[Array, Array, Array], HalfLineMoments]
 
 

@@ -26,8 +26,6 @@ from numpy.polynomial import Polynomial, polynomial
 from ..integrals.normal import horner, truncated_normal
 from ..integrals.stirling import stirling_error
 
-__all__ = ["HalfLineMoments", "half_line_cumulants", "half_line_moments"]
-
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _STEPS_PER_PASS = 8
 

@@ -11,8 +11,6 @@ from jax import Array
 from ..integrals.normal import truncated_normal
 from .rectified_linear_poisson_kernel import HalfLineMoments
 
-__all__ = ["recursion_moments", "trapezoid_half_line_moments"]
-
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _NUM_NODES = 512
 

@@ -6,8 +6,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["stick_breaking_labels"]
-
 
 def stick_breaking_labels(value: ArrayLike, num_sticks: int) -> tuple[Array, Array]:
     r"""The binary observations that a category is made of in the stick-breaking model.

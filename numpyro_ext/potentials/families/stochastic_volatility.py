@@ -12,8 +12,6 @@ from jax.typing import ArrayLike
 from ..base import Potential, potential
 from ..moments import ExpectedLogDensity
 
-__all__ = ["StochasticVolatilityPotential"]
-
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 

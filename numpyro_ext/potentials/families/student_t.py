@@ -16,9 +16,6 @@ from ..integrals.tilted.nodes_around_mode import AroundMode, Nodes, moments_arou
 from ..integrals.tilted.tilted_moments import tilted_moments_unless_wide
 from ..moments import Outcomes, TiltedMoments
 
-__all__ = ["StudentTPotential"]
-
-
 _WIDEST, _MOST_PAIRS, _REACH = 2.0, 88, 10.0
 _LOG_ERROR = 34.0
 _NUM_CHORDS = 14

@@ -16,8 +16,6 @@ from ..integrals.tilted.tilted_site import with_site
 from ..integrals.tilted.tilted_window import Cavity
 from ..moments import TiltedMoments
 
-__all__ = ["ZeroInflatedPotential"]
-
 
 @potential
 class ZeroInflatedPotential(DerivedPotential):

@@ -17,8 +17,6 @@ from jax import Array, lax
 
 from .forest import Forest, Level
 
-__all__ = ["FOREST_COSTS", "ForestCosts", "map_trees", "num_parts", "sum_over_trees"]
-
 
 class ForestCosts(NamedTuple):
     """Numbers of nodes by which a forest is taken in parts. They change what answers cost, never the answers."""

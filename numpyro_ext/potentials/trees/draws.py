@@ -14,8 +14,6 @@ from ..integrals.normal import inverse_mills_ratio, log_ndtr
 from .forest import Forest
 from .mixture import TreeParameters, components_of_nodes, sample_states, tilted_moments
 
-__all__ = ["tree_draws"]
-
 _NEWTON_STEPS = 5
 
 

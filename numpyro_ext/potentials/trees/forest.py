@@ -23,8 +23,6 @@ from jax.typing import ArrayLike
 from ...linalg.frozen_pytree import frozen_pytree
 from ...linalg.saved_names import saved_as
 
-__all__ = ["Forest", "SumProduct", "log_partition", "sum_product", "wavelet_forest"]
-
 
 @saved_as("Level")
 class Level(NamedTuple):

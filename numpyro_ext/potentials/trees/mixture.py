@@ -29,19 +29,6 @@ from ..base import Potential
 from ..moments import TiltedMoments
 from .forest import Forest, SumProduct, log_partition, sum_product
 
-__all__ = [
-    "TreeMoments",
-    "TreeParameters",
-    "components_of_nodes",
-    "log_density",
-    "log_evidence",
-    "log_probabilities",
-    "per_node",
-    "sample_states",
-    "state_posterior",
-    "tilted_moments",
-]
-
 
 @saved_as("TreeParameters")
 class TreeParameters(NamedTuple):

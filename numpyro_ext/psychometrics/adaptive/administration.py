@@ -17,8 +17,6 @@ from ...infer.front.options import check_at_least
 from .bank import Floats
 from .beliefs import Ints
 
-__all__ = ["Administration", "StepKeys", "Stop", "generator"]
-
 _STEPS_AT_ONCE = 32
 
 

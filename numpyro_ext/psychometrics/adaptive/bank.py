@@ -22,8 +22,6 @@ from ..curves import Response, fisher_information, log_category_probabilities
 from ..population import traits_of_people
 from ..responses import FittedResponse, response_of
 
-__all__ = ["ItemBank", "Items", "make_bank"]
-
 Items = Literal["posterior", "point"]
 Floats = NDArray[np.float64]
 ABSENT = -1e29

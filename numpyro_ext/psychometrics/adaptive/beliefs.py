@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from ...compilation.pytree import PyTree
 from .bank import Floats, ItemBank
 
-__all__ = ["At", "Beliefs", "Ints", "negative_entropy"]
-
 At = Literal["mean", "draws"]
 Ints = NDArray[np.int64]
 

@@ -19,8 +19,6 @@ from .beliefs import At, Beliefs, Ints
 from .gaussian import GaussianBeliefs
 from .nodes import NodeBeliefs, trait_nodes
 
-__all__ = ["SITE", "Examinees", "TraitOutlook", "make_beliefs"]
-
 SITE = "response"
 """Name under which scores come back."""
 

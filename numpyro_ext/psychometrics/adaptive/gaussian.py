@@ -15,8 +15,6 @@ from scipy.stats import norm, qmc
 from .bank import Floats, ItemBank
 from .beliefs import At, Ints, negative_entropy
 
-__all__ = ["GaussianBeliefs", "GaussianPosterior"]
-
 _NUM_POINTS = 64
 """Points of a posterior at which scores look."""
 _LARGEST_BLOCK = 2**22

@@ -12,8 +12,6 @@ import numpy as np
 from .bank import Floats, ItemBank
 from .beliefs import At, Ints, negative_entropy
 
-__all__ = ["LARGEST_TABLE", "NodeBeliefs", "NodePosterior", "trait_nodes"]
-
 LARGEST_TABLE = 2**26
 """Numbers in the table of a bank on its nodes: 512 MB."""
 _REACH = {1: 8.0, 2: 6.0, 3: 6.0}

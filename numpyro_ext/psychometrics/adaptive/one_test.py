@@ -19,8 +19,6 @@ from .administration import Administration, StepKeys, Stop, generator
 from .bank import Items, make_bank
 from .examinees import SITE, Examinees, make_beliefs
 
-__all__ = ["AdaptiveTest"]
-
 
 class AdaptiveTest:
     """A test that asks one person the item that tells most, given the answers so far.

@@ -21,8 +21,6 @@ from .bank import Floats, Items, make_bank
 from .beliefs import Beliefs, Ints
 from .examinees import SITE, Examinees, make_beliefs
 
-__all__ = ["exposure_rates", "simulate_tests"]
-
 
 def simulate_tests(
     source: Any,

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import gammaln, xlogy
 
-__all__ = ["Background", "Selection"]
-
 
 class Selection(NamedTuple):
     """Dirichlet priors of the probabilities with which rows and columns are selected."""

@@ -14,8 +14,6 @@ from ..program.degrees import Degree, classify
 from ..program.program import Atom, Program
 from .form import Common, GaussianSide
 
-__all__ = ["common_block", "find_common"]
-
 
 def find_common(
     program: Program,

@@ -15,18 +15,6 @@ from ...potentials.families.poisson import PoissonExpPotential, PoissonSoftplusP
 from ..errors import ModelStructureError
 from .form import Bilinear
 
-__all__ = [
-    "TAKEN",
-    "Unlisted",
-    "check_factor",
-    "check_same_family",
-    "check_unlisted",
-    "exposure_of_zeros",
-    "is_exponential",
-    "join_cells",
-    "take_cells",
-]
-
 Unlisted = Literal["missing", "zero"]
 
 TAKEN = (

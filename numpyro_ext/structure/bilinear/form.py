@@ -14,8 +14,6 @@ from ...linalg.cholesky import cholesky, solve_lower
 from ...potentials.base import Potential
 from .background import Background
 
-__all__ = ["Bilinear", "Common", "CoupledSide", "GaussianSide", "Side", "order_cells"]
-
 _LOG_2PI = math.log(2.0 * math.pi)
 
 

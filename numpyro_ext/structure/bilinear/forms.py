@@ -24,8 +24,6 @@ from .vectors.incidence import Roots
 from .vectors.lookups import Lookups
 from .vectors.places import Predictor
 
-__all__ = ["BilinearForms"]
-
 
 class BilinearForms(ModelReading):
     """A model of which it is known how rows, columns and cells are made: its form at any hyperparameters.

@@ -28,8 +28,6 @@ from ..model.running.untouched import untouched_log_densities
 from ..model.verification import tolerance_of_densities
 from .background import Background, Selection
 
-__all__ = ["EmittedPairs", "HasCensoredPairs", "PairSites", "check_pairs", "find_pair_sites", "refuse_censored"]
-
 MOST_PAIRS = 10_000_000
 """Pairs of a row and a column up to which the density of a model is computed for comparison."""
 

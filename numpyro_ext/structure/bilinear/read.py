@@ -25,8 +25,6 @@ from .factors import Unlisted
 from .pairs import EmittedPairs, HasCensoredPairs, check_pairs, find_pair_sites
 from .reading import BilinearReading
 
-__all__ = ["BILINEAR", "read_bilinear", "read_like"]
-
 
 def _is_candidate(fn: object) -> bool:
     # values of these are not one innovation each, or have joint priors over two axes

@@ -51,8 +51,6 @@ from .vectors.layouts import (
 from .vectors.lookups import Lookups
 from .vectors.places import Predictor
 
-__all__ = ["BilinearReading"]
-
 
 class BilinearReading(BilinearForms):
     """A model read as a bilinear form, with a given split into field and hyperparameters.

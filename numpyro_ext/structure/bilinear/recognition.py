@@ -19,8 +19,6 @@ from ..program.questions import Questions
 from .factors import TAKEN, check_factor
 from .vectors.layouts import self_product, shared_block
 
-__all__ = ["recognise_cells"]
-
 
 def recognise_cells(
     questions: Questions,

@@ -10,8 +10,6 @@ from ...linalg.gaussian.prior import FlatPrior
 from ..errors import ModelStructureError
 from ..model.running.inspection import SiteInfo
 
-__all__ = ["check_components", "check_finite", "check_names", "check_proper"]
-
 
 def check_names(names: Collection[str], field: Sequence[str], sites: Mapping[str, SiteInfo]) -> None:
     """Refuse names of neither a site of the two sides nor a plate that has one of them.

@@ -15,8 +15,6 @@ from .form import CoupledSide, GaussianSide
 from .vectors.incidence import Roots
 from .vectors.lookups import Combinations
 
-__all__ = ["coupled_side", "gaussian_side"]
-
 
 def gaussian_side(mean: Array, elements: np.ndarray, priors: Sequence[tuple[int, Any]]) -> GaussianSide:
     """The prior of the vectors of one side.

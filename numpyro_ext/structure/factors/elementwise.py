@@ -22,8 +22,6 @@ from ..program.questions import Questions
 from ..program.sums import Term
 from .pairs import Pairs, Ranges, patterns_from
 
-__all__ = ["ElementwiseFactor"]
-
 Env = Mapping[int, Any]
 
 

@@ -14,8 +14,6 @@ from ..program.patterns import Pattern, as_array, deduplicate
 from ..program.program import Program
 from ..program.questions import Questions
 
-__all__ = ["Pairs", "Ranges", "find_pairs", "patterns_from"]
-
 Ranges = Sequence[tuple[int, int, int]]
 """Values cut at, and the first and the last but one of the numbers of their elements."""
 

@@ -28,8 +28,6 @@ from .elementwise import ElementwiseFactor
 from .pairs import find_pairs
 from .recognise import Recognised, recognise
 
-__all__ = ["FactorPlan", "factor_of_rows", "plan_factor"]
-
 Env = Mapping[int, Any]
 
 

@@ -30,8 +30,6 @@ from ..program.patterns import Pattern
 from ..program.program import Program
 from ..program.questions import Questions
 
-__all__ = ["Recognised", "recognise"]
-
 Env = Mapping[int, Any]
 _GRID = np.array([0.0, 1.0, -1.0, -2.5, 0.4, 3.1])
 

@@ -10,8 +10,6 @@ from scipy.sparse.csgraph import connected_components
 
 from ...linalg.padding import padded_groups, rounded_up
 
-__all__ = ["find_blocks", "group", "units"]
-
 _CHEAP = 0.1
 """Share of the operations of the joint that blocks of very different sizes may spend on padding."""
 _MOST_PADDED = 1_000_000

@@ -14,8 +14,6 @@ from ..program.rows.affine_rows import AffineRows
 from .blocks import group, units
 from .prior_columns import PriorColumns
 
-__all__ = ["BorderIndices", "find_border"]
-
 _SCATTER_COST = 32
 """Multiply-adds of a matrix product that cost as much as a scattered update."""
 _LEAST_LISTED = 8

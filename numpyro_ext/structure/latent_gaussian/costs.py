@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ..program.rows.costs import ROW_COSTS, RowCosts
 
-__all__ = ["COSTS", "LayoutCosts"]
-
 
 @dataclass(frozen=True)
 class LayoutCosts:

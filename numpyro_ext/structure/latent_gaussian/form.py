@@ -14,8 +14,6 @@ from ...linalg.gaussian.spaces.touched_space import Touched
 from ...linalg.gaussian.sparse_layout import SparseLayout
 from ...potentials.base import Potential
 
-__all__ = ["AffineMap", "BlockKinds", "Blocks", "LatentGaussian", "MoreBlocks"]
-
 
 class AffineMap(NamedTuple):
     """A quantity ``design @ e + offset`` of the unknowns ``e``, flattened in C order."""

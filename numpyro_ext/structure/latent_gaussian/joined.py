@@ -15,8 +15,6 @@ from ...linalg.gaussian.prior import DiagonalPrior
 from ...potentials.base import Potential
 from .form import LatentGaussian
 
-__all__ = ["joined"]
-
 
 def joined(form: LatentGaussian) -> LatentGaussian:
     """The same form with like families of factors, and independent unknowns, that follow each other put together.

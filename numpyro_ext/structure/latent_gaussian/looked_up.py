@@ -12,8 +12,6 @@ from .border import BorderIndices
 from .form import BlockKinds, MoreBlocks
 from .touched import TouchedIndices
 
-__all__ = ["LookedUp"]
-
 
 class LookedUp(NamedTuple):
     """Indices that were looked up in the data: arrays beside it, so that other indices run the same programs."""

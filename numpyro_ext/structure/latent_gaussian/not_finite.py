@@ -12,8 +12,6 @@ from ...linalg.gaussian.design import AnyDesign, DenseDesign, OperatorRows, Stat
 from ..errors import ModelStructureError
 from .form import LatentGaussian
 
-__all__ = ["explain_not_finite", "explain_rounding"]
-
 
 def explain_not_finite(form: LatentGaussian, field: Sequence[str], factors: Sequence[str], at: str) -> None:
     """Refuse a form whose prior or predictors are not finite.

@@ -10,8 +10,6 @@ from ..model.running.inspection import inspect_sites
 from ..model.validation import check_data
 from .reading import LatentGaussianReading
 
-__all__ = ["PartsDiffer", "data_of_parts"]
-
 
 class PartsDiffer(Exception):
     """A model that does something else on one part of its members than on another."""

@@ -13,8 +13,6 @@ from ..program.rows.affine_rows import AffineRows, Parts
 from ..program.rows.state_rows import NoStateSpace, StateRows, find_time_blocks
 from .costs import LayoutCosts
 
-__all__ = ["LARGEST_DENSE", "predictor_rows"]
-
 LARGEST_DENSE = 50_000_000
 """Elements of the largest matrix that may stand for a scan without a state space."""
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior, PriorBlock
 
-__all__ = ["PriorColumns"]
-
 
 class PriorColumns(NamedTuple):
     """Priors of the sites of a field, and the unknowns that each of them is about."""

@@ -22,18 +22,6 @@ from .costs import COSTS, LayoutCosts
 from .looked_up import LookedUp
 from .reading import LatentGaussianReading
 
-__all__ = [
-    "LATENT_GAUSSIAN",
-    "LARGEST_SMALL_BLOCK",
-    "LastReading",
-    "ONE_SIDED_LATENT_GAUSSIAN",
-    "SMALL_BLOCKS",
-    "SMOOTH_LATENT_GAUSSIAN",
-    "read_latent_gaussian",
-    "with_costs",
-    "with_largest_rest",
-]
-
 LARGEST_SMALL_BLOCK = 3
 """Unknowns of a block that quadrature integrates over."""
 

@@ -42,8 +42,6 @@ from .prior_columns import PriorColumns
 from .sparse_fields import describe_layout, iterative_layout, large_rest, sparse_layout
 from .touched import find_touched
 
-__all__ = ["LatentGaussianReading"]
-
 _MOST_KEPT = 200_000
 """Numbers beside the data in a reading that is kept for the next run."""
 _LONGEST_WAY = 5.0

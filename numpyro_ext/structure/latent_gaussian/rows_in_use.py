@@ -10,8 +10,6 @@ import numpy as np
 from .form import LatentGaussian
 from .reading import LatentGaussianReading
 
-__all__ = ["ReadingOfRows"]
-
 
 class ReadingOfRows(LatentGaussianReading):
     """A reading whose form has a factor in the rows that are named, and in no other.

@@ -24,8 +24,6 @@ from ..program.rows.affine_rows import AffineRows
 from ..program.rows.state_rows import StateRows
 from .prior_columns import PriorColumns
 
-__all__ = ["describe_layout", "iterative_layout", "large_rest", "sparse_layout"]
-
 _WIDEST_MAP = 8
 """Unknowns that an element of a site may depend on for its variance to come with those of the rows."""
 _WIDEST_BLOCK = 8

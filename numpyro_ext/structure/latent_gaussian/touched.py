@@ -27,8 +27,6 @@ from ..program.rows.selected import SelectedDependence
 from .blocks import units
 from .costs import LayoutCosts
 
-__all__ = ["TouchedIndices", "TouchedRows", "find_touched"]
-
 _MOST_BUCKETS = 5
 _COST_OF_ROW = 64.0
 """Multiplications that scattering a row costs."""

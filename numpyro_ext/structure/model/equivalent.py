@@ -14,8 +14,6 @@ from numpyro.distributions.transforms import AffineTransform, ComposeTransform, 
 
 from ...potentials.integrals.stirling import log_beta, log_rising_coefficient
 
-__all__ = ["as_gaussian", "rounding_of_density", "with_exact_density"]
-
 _JUMP = 2e-6
 """Error of ``jax.scipy.special.betaln``, which density functions have once or twice."""
 _WRAPPERS = (ExpandedDistribution, Independent, MaskedDistribution)

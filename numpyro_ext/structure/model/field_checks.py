@@ -13,8 +13,6 @@ from ..half_lines import HALF_LINE_FAMILIES
 from .reading import ModelReading
 from .running.inspection import SiteInfo
 
-__all__ = ["MAX_HYPER_SIZE", "check_field", "check_hyper", "check_values"]
-
 MAX_HYPER_SIZE = 100
 """Elements that a hyperparameter may have."""
 

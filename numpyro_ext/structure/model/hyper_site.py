@@ -8,8 +8,6 @@ import jax
 
 from ..program.captured import array_key
 
-__all__ = ["HyperSite"]
-
 
 class HyperSite(NamedTuple):
     """A latent or ``param`` site outside the field, to be maximised over or given."""

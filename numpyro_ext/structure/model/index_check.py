@@ -12,8 +12,6 @@ from ..program.equations import Atom, Equation
 from ..program.program import Program
 from ..program.questions import Questions
 
-__all__ = ["check_indices"]
-
 
 def check_indices(
     questions: Questions,

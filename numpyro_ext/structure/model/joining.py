@@ -11,8 +11,6 @@ from ..errors import ModelStructureError
 from .reading import ModelReading
 from .running.execution import ModelCall
 
-__all__ = ["joined_field"]
-
 _Reading = TypeVar("_Reading", bound=ModelReading)
 
 

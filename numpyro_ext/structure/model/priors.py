@@ -28,27 +28,6 @@ from ...potentials.base import Potential
 from ..families import IDENTITY, Observations, family_of
 from ..half_lines import half_line, has_half_line
 
-__all__ = [
-    "LARGEST_DENSE_FIELD",
-    "colour",
-    "dense_prior_block",
-    "density_of_innovation",
-    "factor_potential",
-    "innovation_shape",
-    "is_factor",
-    "is_gaussian",
-    "is_one_sided",
-    "is_sparse_field",
-    "is_unweighted",
-    "islands_of",
-    "location",
-    "mask_of",
-    "prior_block",
-    "shift_to_value",
-    "unwrap",
-    "why_not_read",
-]
-
 LARGEST_DENSE_FIELD = 200
 """Unknowns of a field of a sparse precision up to which a dense one takes its place, and dense algebra is as fast."""
 _ISLANDS = (

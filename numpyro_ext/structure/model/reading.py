@@ -23,8 +23,6 @@ from .self_comparisons import SelfComparisons, self_differences
 from .traced_model import TracedModel
 from .validation import can_be_scored
 
-__all__ = ["ModelReading", "Treatment"]
-
 
 class Treatment(NamedTuple):
     """Treatment of the factors of a site."""

@@ -26,16 +26,6 @@ from .running.pandas_arguments import run_or_with_arrays
 from .validation import check_data
 from .verification import check_form
 
-__all__ = [
-    "Attempt",
-    "Form",
-    "ReadOptions",
-    "field_names",
-    "largest_field",
-    "read_first",
-    "whole_field",
-]
-
 _MAX_ATTEMPTS = 48
 
 

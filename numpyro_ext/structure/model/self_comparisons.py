@@ -19,8 +19,6 @@ from ..program.equations import Atom, Equation
 from ..program.program import Program
 from ..program.questions import Questions
 
-__all__ = ["SelfComparisons", "self_differences"]
-
 _LARGEST = 10_000_000
 """Elements of the largest value of which each place is followed; rows of whole vectors are not counted by these."""
 _SUMMING = {"add": (1, 1), "add_any": (1, 1), "sub": (1, -1), "neg": (-1,)}

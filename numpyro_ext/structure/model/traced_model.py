@@ -30,8 +30,6 @@ from .running.recording import make_or_derive
 from .tracing import ModelTrace, trace_with_innovations
 from .unused_sites import is_used, unused_sites
 
-__all__ = ["TracedModel"]
-
 _NOTHING_LOOKED_UP = "cae66941d9efbd404e4d88758ea67670"
 """Digest of no arrays, which keys of states hold since they were written to files."""
 

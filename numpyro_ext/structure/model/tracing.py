@@ -33,8 +33,6 @@ from .running.messages import Message
 from .running.plain_sites import PlainSites, is_scan
 from .running.recording import RecordedSite, Sites
 
-__all__ = ["FactorTrace", "ModelTrace", "trace_with_innovations"]
-
 
 class FactorTrace(NamedTuple):
     """Arrays of one factor site, inside a trace."""

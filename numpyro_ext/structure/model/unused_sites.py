@@ -11,8 +11,6 @@ from ..program.program import Program
 from .running.inspection import SiteInfo
 from .tracing import ModelTrace
 
-__all__ = ["is_used", "unused_sites"]
-
 
 def unused_sites(
     program: Program, trace: ModelTrace, given: Mapping[str, object], free: Sequence[SiteInfo]

@@ -10,8 +10,6 @@ from numpyro.distributions import constraints
 from ..errors import ModelStructureError, Reason
 from .running.inspection import SiteInfo
 
-__all__ = ["can_be_scored", "check_data", "explain_masked_data"]
-
 
 def check_data(sites: Mapping[str, SiteInfo], check_values: bool = True) -> None:
     """Check observed values: present, finite, inside the support, of the shape of their distribution.

@@ -26,8 +26,6 @@ from .running.plain_sites import PlainSites
 from .running.recording import Recording, Sites, make_or_derive
 from .running.untouched import untouched_log_densities
 
-__all__ = ["check_form", "log_densities"]
-
 _SPREADS = (0.1, 0.5, 1.0)
 _MOST_HALVINGS = 12
 

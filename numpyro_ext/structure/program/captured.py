@@ -15,8 +15,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ...compilation.content import array_key
 
-__all__ = ["Fingerprint", "captured", "stable_text"]
-
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SHOWN_IN_PART = ClosedJaxpr | Jaxpr | jax.Array | np.ndarray
 """Among the parameters of an equation; those with a derivative rule have a body beside it."""

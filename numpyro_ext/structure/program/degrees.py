@@ -15,8 +15,6 @@ from .program import Program
 from .questions import Questions
 from .recurrences import body_of, layout_of
 
-__all__ = ["Degree", "Degrees", "Source", "affine_cuts", "classify"]
-
 # linear in their first operand; the others must be constant
 _LINEAR_IN_FIRST = (MOVEMENT | {"reduce_sum", "cumsum", "neg", "gather", "dynamic_slice", "copy", "copy_p"}) | {
     "split",

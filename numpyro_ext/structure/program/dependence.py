@@ -32,9 +32,6 @@ from .patterns import (
 from .program import Program
 from .questions import Questions
 
-__all__ = ["dependence", "moved", "propagate"]
-
-
 ConcreteFn = Callable[..., Any]
 """Function that gives known values, as :meth:`Questions.decide`."""
 

@@ -10,19 +10,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from ...compilation.content import array_key
 from .known_values import known_result
 
-__all__ = [
-    "Atom",
-    "Constant",
-    "Equation",
-    "apply_equation",
-    "apply_to_known",
-    "atom_key",
-    "constant_of",
-    "inner_jaxpr",
-    "is_opaque_call",
-    "params_key",
-]
-
 _OPAQUE_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 

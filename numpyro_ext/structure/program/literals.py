@@ -8,8 +8,6 @@ import numpy as np
 
 from ...compilation.store import shared
 
-__all__ = ["ELEMENTWISE", "changing_literals"]
-
 ELEMENTWISE = frozenset(
     "abs add add_any broadcast_in_dim convert_element_type copy cos digamma div eq erf erfc erf_inv exp expm1 ge gt"
     " integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg reshape rsqrt select_n sign sin sqrt"

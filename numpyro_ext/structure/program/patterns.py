@@ -11,24 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "MAX_ENTRIES",
-    "DenseDependence",
-    "Pattern",
-    "TooLarge",
-    "as_array",
-    "broadcast",
-    "check_size",
-    "cumulate",
-    "deduplicate",
-    "everything",
-    "ids_of",
-    "merge",
-    "or_nothing",
-    "reduce_axes",
-    "same_width",
-]
-
 
 class DenseDependence:
     """Every element depends on (up to) every one of the seed elements ``ids``."""

@@ -30,8 +30,6 @@ from .literals import ELEMENTWISE, changing_literals
 from .recurrences import OpenedScan, body_of, is_long_sum, sum_step_by_step
 from .selections import selected_before
 
-__all__ = ["Program", "make_program"]
-
 _text = functools.lru_cache(maxsize=4096)(str)
 """Text of the shape and dtype of a value, which JAX writes down anew each time."""
 _INLINED = ("jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint")

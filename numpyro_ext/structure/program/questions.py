@@ -12,8 +12,6 @@ from ...compilation.content import array_key
 from .equations import Atom, Constant, apply_to_known
 from .program import Program
 
-__all__ = ["Questions"]
-
 
 class Questions:
     """A program and its data. All that is made of the program keeps the program alone, which holds no data.

@@ -16,8 +16,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr
 
-__all__ = ["OpenedScan", "body_of", "is_long_sum", "layout_of", "sum_step_by_step"]
-
 _SHORTEST_SUM, _MOST_SUMS = 500, 8
 """Elements at least of a cumulative sum that becomes a scan, and sums side by side at most, which make its state."""
 

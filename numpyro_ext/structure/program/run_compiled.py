@@ -13,8 +13,6 @@ from ...compilation.store import shared
 from .equations import Atom, Constant
 from .program import Program, make_program
 
-__all__ = ["TracedFunction", "as_function", "run_compiled", "run_traced", "traced"]
-
 
 def run_compiled(function: Callable[..., object], *args: object) -> Any:
     """``function(*args)``, compiled as a whole unless the same operations have been before.

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-__all__ = ["selected_before"]
-
 _LINEAR = frozenset("add add_any sub mul div neg convert_element_type copy".split())
 _NONLINEAR = frozenset(
     "abs cbrt clamp cos cosh digamma erf erf_inv erfc exp exp2 expm1 integer_pow lgamma log log1p logistic max min pow"

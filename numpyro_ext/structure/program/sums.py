@@ -12,8 +12,6 @@ from .degrees import Degree, Degrees
 from .equations import Atom, Equation
 from .program import Program
 
-__all__ = ["Term", "sum_terms"]
-
 
 class Term(NamedTuple):
     """``sign * product(scalars) * sum(value)``."""

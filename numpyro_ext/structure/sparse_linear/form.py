@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ...potentials.trees.forest import Forest
     from ...potentials.trees.mixture import TreeParameters
 
-__all__ = ["SparseLinear"]
-
 
 class SparseLinear(NamedTuple):
     r"""Coefficients ``s`` with a product or forest prior, seen through a linear operator with Gaussian noise:

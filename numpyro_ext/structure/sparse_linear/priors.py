@@ -18,8 +18,6 @@ from ..errors import ModelStructureError
 from ..families import IDENTITY, Observations, family_of
 from ..model.priors import is_unweighted, unwrap
 
-__all__ = ["SparsePrior", "is_sparse", "join", "join_forests", "sparse_prior"]
-
 
 class SparsePrior(NamedTuple):
     """Distribution of the innovations of one site, flattened in C order."""

@@ -9,8 +9,6 @@ from ..model.search import Form, ReadOptions, read_first
 from .priors import is_sparse
 from .reading import SparseLinearReading
 
-__all__ = ["SPARSE_LINEAR", "read_sparse_linear"]
-
 SPARSE_LINEAR = Form(
     SparseLinearReading,
     is_sparse,

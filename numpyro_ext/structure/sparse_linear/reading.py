@@ -28,8 +28,6 @@ from ..program.rows.affine_operator import AffineValues, OperatorMap
 from .form import SparseLinear
 from .priors import SparsePrior, join, join_forests, sparse_prior
 
-__all__ = ["SparseLinearReading"]
-
 
 class SparseLinearReading(ModelReading):
     """A model read as a sparse linear form, with a given split into coefficients and hyperparameters.

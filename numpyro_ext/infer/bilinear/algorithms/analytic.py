@@ -9,8 +9,6 @@ from numpy.typing import ArrayLike
 
 from ...front.options import check_positive
 
-__all__ = ["AnalyticFactors", "analytic_matrix_factorization"]
-
 
 class AnalyticFactors(NamedTuple):
     """Posterior mean of a matrix, ``left * singular_values @ right.T``."""

@@ -26,18 +26,6 @@ from ....potentials.bounds.logistic import JaakkolaBound
 from ....structure.bilinear.form import Bilinear
 from .terms import Block, Coefficients
 
-__all__ = [
-    "AllPairs",
-    "PairSums",
-    "ZeroBound",
-    "even_zero",
-    "listed_potential",
-    "rising_zero",
-    "sums_for_common",
-    "sums_over_pairs",
-    "unlisted_zeros",
-]
-
 
 class ZeroBound(NamedTuple):
     """Parabolas below the log probability of a zero: ``constant - slope * eta - curvature * eta**2 / 2``."""

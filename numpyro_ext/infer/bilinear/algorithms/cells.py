@@ -21,24 +21,6 @@ from ....structure.bilinear.form import Bilinear
 from .background import AllPairs, listed_potential, rising_zero, sums_over_pairs, unlisted_zeros
 from .terms import Block, Coefficients, Factors, Pairing, diagonal_partner, full_partner
 
-__all__ = [
-    "Block",
-    "CellSums",
-    "Side",
-    "View",
-    "cell_expectations",
-    "cell_values",
-    "conditional_moments",
-    "draw_block",
-    "largest_product",
-    "make_view",
-    "oriented",
-    "over_devices",
-    "sum_cells",
-    "sum_values",
-    "with_best_zeros",
-]
-
 Side = Literal["rows", "columns"]
 _Carry = TypeVar("_Carry")
 

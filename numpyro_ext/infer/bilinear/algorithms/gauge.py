@@ -10,8 +10,6 @@ from ....structure.bilinear.form import Bilinear, CoupledSide, GaussianSide, Sid
 from .cells import Block, over_devices
 from .incidence import CoupledBlock, SideBlock, white_size
 
-__all__ = ["gauge_residual", "gauge_step"]
-
 
 def gauge_step(
     form: Bilinear, rows: SideBlock, columns: SideBlock, *, axis_name: str | None = None

@@ -27,25 +27,6 @@ from .cells import Block
 from .incidence import CoupledBlock, precision_carried_back, shifts_carried_back, touched
 from .messages import Message, Moments, as_message, damped, divided, log_integral, mean_of, nothing, times
 
-__all__ = [
-    "HybridInfo",
-    "HybridState",
-    "Message",
-    "Moments",
-    "SideState",
-    "from_cells",
-    "init",
-    "log_evidence",
-    "posterior_block",
-    "predictive_moments",
-    "predictor_moments",
-    "prior_moments",
-    "spectral_start",
-    "step",
-    "swept",
-    "variational",
-]
-
 _VB_TOL = 1e-10
 _VB_SWEEPS = 5000
 _START_ROUNDS = 20

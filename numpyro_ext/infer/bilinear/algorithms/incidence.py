@@ -26,24 +26,6 @@ from ....linalg.cholesky import cholesky, cholesky_solve, inverse_lower, solve_l
 from ....structure.bilinear.form import CoupledSide, Side
 from .cells import Block, View, draw_block, sum_cells, sum_values
 
-__all__ = [
-    "CoupledBlock",
-    "SideBlock",
-    "coupled_divergence",
-    "coupled_moments",
-    "draw_side",
-    "draws_of_side",
-    "has_diagonal",
-    "make_coupled_feasible",
-    "precision_carried_back",
-    "shifts_carried_back",
-    "start_coupled",
-    "step_coupled",
-    "step_sizes",
-    "touched",
-    "white_size",
-]
-
 
 class CoupledBlock(NamedTuple):
     """Gaussian vectors that depend on each other, by component, in the coordinates in which the prior is standard."""

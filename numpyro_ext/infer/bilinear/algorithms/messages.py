@@ -7,20 +7,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = [
-    "Message",
-    "Moments",
-    "as_message",
-    "damped",
-    "divided",
-    "log_integral",
-    "mean_of",
-    "next_damping",
-    "nothing",
-    "times",
-]
-
-
 _LEAST_DAMPING = 0.02
 _FURTHER = 1.2
 

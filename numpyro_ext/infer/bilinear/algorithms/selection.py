@@ -17,8 +17,6 @@ from jax.scipy.special import digamma, gammaln
 from ....structure.bilinear.background import Selection
 from ....structure.bilinear.form import Bilinear
 
-__all__ = ["Censored", "Selected", "SelectionRule", "best_shares", "draw_shares", "expected_log", "first_selected"]
-
 SelectionRule = Literal["learned", "constant"]
 
 

@@ -26,8 +26,6 @@ from ....structure.bilinear.form import CoupledSide, GaussianSide, Side
 from .cells import Block, CellSums, View, over_devices, sum_cells, sum_values
 from .incidence import CoupledBlock, SideBlock, coupled_divergence, make_coupled_feasible, touched
 
-__all__ = ["block_objective", "divergence", "lbfgs_side", "make_feasible", "step_side"]
-
 _MAX_HALVINGS = 60
 _ITERATIONS = 5
 _MEMORY = 10

@@ -26,22 +26,6 @@ from .incidence import CoupledBlock, SideBlock, has_diagonal, start_coupled, ste
 from .selection import Selected, first_selected
 from .steps import block_objective, divergence, step_side
 
-__all__ = [
-    "DrawMoments",
-    "Family",
-    "Info",
-    "State",
-    "Views",
-    "bound",
-    "init",
-    "make_views",
-    "relative_change",
-    "spectral_margin",
-    "sweep",
-    "with_tangents",
-    "without_cells",
-]
-
 Family = Literal["full", "diagonal", "component", "point"]
 
 _INITIAL_VARIANCE = 0.1

@@ -27,8 +27,6 @@ from ....potentials.integrals.products.exponential_product import (
     product_expectation,
 )
 
-__all__ = ["Block", "CellTerms", "Coefficients", "Factors", "Pairing", "Partner", "diagonal_partner", "full_partner"]
-
 
 class Block(NamedTuple):
     """Independent Gaussian vectors of one side."""

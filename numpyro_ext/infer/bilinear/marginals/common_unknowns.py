@@ -13,8 +13,6 @@ from ....structure.bilinear.form import Bilinear, GaussianSide
 from ..algorithms.cells import Block, Side
 from ..algorithms.incidence import SideBlock
 
-__all__ = ["GaussianMarginal", "absorb_common", "append_common"]
-
 
 class GaussianMarginal(NamedTuple):
     """A Gaussian of several unknowns."""

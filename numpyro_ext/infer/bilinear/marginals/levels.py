@@ -16,8 +16,6 @@ from ..algorithms.messages import Moments
 from ..algorithms.ratings import cuts as cut_points
 from ..algorithms.ratings.variances import GammaMessage
 
-__all__ = ["level_probabilities", "mean_level_probabilities"]
-
 
 @jax.jit
 def level_probabilities(

@@ -12,8 +12,6 @@ from ...front.answers.sites import SitePosterior
 from ..algorithms.messages import Moments
 from ..algorithms.ratings.variances import GammaMessage
 
-__all__ = ["VariancePosterior", "independent_gaussians"]
-
 
 class VariancePosterior(SitePosterior):
     """The posterior of variances whose precisions have gamma densities, or of these precisions.

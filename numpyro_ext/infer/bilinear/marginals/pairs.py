@@ -19,8 +19,6 @@ from ..algorithms.cells import Block
 from ..algorithms.selection import Censored, Selected
 from .places import site_places
 
-__all__ = ["CensoredShares", "DirichletPosterior", "share_posteriors", "state_at"]
-
 
 class CensoredShares(NamedTuple):
     """Rows and columns of the censored pairs of a fit."""

@@ -13,8 +13,6 @@ from ....structure.bilinear.form import CoupledSide, Side
 from ....structure.bilinear.reading import BilinearReading
 from ..algorithms.incidence import CoupledBlock, SideBlock, coupled_moments, draw_side, draws_of_side
 
-__all__ = ["SitePlaces", "site_places"]
-
 
 class SitePlaces(NamedTuple):
     """Places of the elements of a site among the vectors of its side, in C order."""

@@ -15,8 +15,6 @@ from ....structure.bilinear.form import Bilinear
 from ..algorithms.cells import Side, cell_expectations, cell_values, conditional_moments
 from ..algorithms.incidence import SideBlock, draw_side, touched
 
-__all__ = ["draw_predictors", "expected_means", "log_predictive_counts"]
-
 
 @partial(jax.jit, static_argnames="num_samples")
 def log_predictive_counts(

@@ -14,8 +14,6 @@ from ..labels import Labels
 from ..results import Diagnostics
 from ..running.progress import warn
 
-__all__ = ["ArviZInterface", "by_chain", "num_groups", "prediction_to_arviz"]
-
 _FEWEST_DRAWS = 4
 """Draws of a chain at least, which ArviZ asks for."""
 

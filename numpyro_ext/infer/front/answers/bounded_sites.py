@@ -16,8 +16,6 @@ from ....compilation.store import shared
 from ....potentials.integrals.truncated_by_moments import truncated_by_moments
 from .sites import SitePosterior
 
-__all__ = ["BoundedPosterior"]
-
 
 class BoundedPosterior(SitePosterior):
     """The posterior of a site above a bound: marginals are normals cut there, with the moments of the posterior.

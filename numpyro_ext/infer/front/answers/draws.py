@@ -14,8 +14,6 @@ from ....structure.model.reading import ModelReading
 from ..running.progress import warn
 from .model_draws import predictive_draws
 
-__all__ = ["Draws", "draw_inside_support", "finite_draws", "with_hyper", "with_predictive"]
-
 _MAX_ROUNDS = 20
 _SINGULAR = (
     "The usual cause is a covariance close to singular: add a small jitter to its diagonal, or use float64 "

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["elpd_data"]
-
 
 def elpd_data(name: str, values: np.ndarray, within: np.ndarray, num_samples: int) -> Any:
     """Result in the type of ``arviz.loo``, from scores that were computed without importance weights.

@@ -15,8 +15,6 @@ from ....structure.model.running.execution import describe_value
 from ....structure.model.running.pandas_arguments import is_pandas
 from ..columns import labelled_as
 
-__all__ = ["JointCall", "NotJoined", "joint_calls", "leaves_equal_to", "numbers_of", "without"]
-
 
 class NotJoined(ValueError):
     """The arguments of the fit and the new ones do not go together, or the model on both is not that of the fit."""

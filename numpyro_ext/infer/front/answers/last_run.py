@@ -11,8 +11,6 @@ import jax
 from ....compilation.disk_cache import keep_by_default
 from ....structure.model.running.execution import check_key
 
-__all__ = ["LastRun"]
-
 _MOST_LETTERS = 200
 
 

@@ -15,8 +15,6 @@ from ....structure.model.running.execution import bound_arguments
 from ....structure.program.run_compiled import run_compiled
 from .joint_arguments import leaves_equal_to, without
 
-__all__ = ["model_draws", "observed_leaves", "predictive_draws"]
-
 
 def observed_leaves(reading: ModelReading) -> frozenset[int]:
     """Leaves of the arguments of a reading that are the values of its observed sites.

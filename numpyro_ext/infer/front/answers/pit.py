@@ -16,8 +16,6 @@ from numpyro import handlers
 
 from ....structure.program.run_compiled import run_compiled
 
-__all__ = ["PitHistogram", "pit_histogram", "predictive_pit"]
-
 
 class PitHistogram(NamedTuple):
     """Histogram of predictive distribution functions at the observations: flat where the model is right."""

@@ -12,8 +12,6 @@ from ...hyper.space import UnconstrainedSpace
 from ..results import Diagnostics
 from ..running.progress import warn
 
-__all__ = ["point_sites", "warn_of_points"]
-
 _UNBOUNDED = (type(constraints.real), constraints.zero_sum)
 _SIMPLEX = type(constraints.simplex)
 _MOST_NAMES = 5

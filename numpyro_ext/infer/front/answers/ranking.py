@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike
 
 from .sites import LargeSite
 
-__all__ = ["RankSummary", "expected_ranks", "rank_summary", "ranking_scores", "shortlist"]
-
 _FIRST_PLACES = 5
 _USUAL_SITE = "utility"
 

@@ -11,8 +11,6 @@ from jax import Array
 
 from ..running.progress import warn
 
-__all__ = ["LARGEST_SHAPE", "Resample", "num_proposals", "pareto_smoothed", "psis_resampled"]
-
 Resample = Literal["psis"]
 
 LARGEST_SHAPE = 0.7

@@ -23,17 +23,6 @@ from ..display import ShownSite, ShownSites
 from ..labels import Labels
 from ..suggestions import nearest_name
 
-__all__ = [
-    "LargeSite",
-    "Marginal",
-    "PointPosterior",
-    "PosteriorSites",
-    "SitePosterior",
-    "gaussian_draws",
-    "missing_sites",
-    "probabilities",
-]
-
 
 class Marginal(ShownSite):
     """The posterior of one site by its quantiles and its draws."""

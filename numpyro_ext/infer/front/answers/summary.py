@@ -14,8 +14,6 @@ from ..results import Diagnostics, HyperEstimate, LogEvidence
 from ..suggestions import nearest_name, suggests
 from .sites import PosteriorSites
 
-__all__ = ["PrintsSummary", "Summary", "chosen_names", "format_summary"]
-
 _OF_HYPERPARAMETERS = {
     "none": "",
     "optimum": " (at these hyperparameters)",

@@ -17,8 +17,6 @@ import numpy as np
 
 from ....linalg.saved_names import class_of, field_names, name_of
 
-__all__ = ["FORMAT_VERSION", "Content", "read_archive", "write_archive"]
-
 FORMAT_VERSION = 2
 
 Content: TypeAlias = dict[str, Any]

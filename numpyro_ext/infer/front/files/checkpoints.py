@@ -11,8 +11,6 @@ import jax.numpy as jnp
 from ..state import EngineState, fits, rebuilt
 from .archive import read_archive, write_archive
 
-__all__ = ["read_checkpoint", "write_checkpoint"]
-
 
 def write_checkpoint(path: str | os.PathLike[str], state: EngineState) -> None:
     """Write a state: at every moment the file is the old one or the new one, whole.

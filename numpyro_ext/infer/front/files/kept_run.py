@@ -11,8 +11,6 @@ from typing import Any, Self
 from ..options import plain_number
 from .archive import read_archive, write_archive
 
-__all__ = ["KeptRun"]
-
 _NO_OPTIONS = ("model", "options", "unknown", "devices")
 """Arguments of constructors that are in no file: the model, names for the rest, and what is of one machine."""
 

@@ -17,14 +17,6 @@ from ..results import Diagnostics, HyperDiagnostics
 from ..state import EngineState, Fit, as_numbers, fits, rebuilt
 from .archive import Content
 
-__all__ = [
-    "diagnostics_from_content",
-    "fit_from_content",
-    "fit_to_content",
-    "outcome_to_content",
-    "state_from_content",
-]
-
 
 def outcome_to_content(fit: Fit) -> Content:
     """Content of any fit, whatever the algorithm, as dictionaries, lists, numbers and arrays.

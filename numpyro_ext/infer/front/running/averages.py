@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import jax
 from jax.typing import ArrayLike
 
-__all__ = ["Averages"]
-
 # Weight of the t-th minibatch: (1 + t)^-0.6. Sums of the weights diverge, those of their squares do not.
 _DECAY = 0.6
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from .progress import progress_bar
 
-__all__ = ["Chunks", "Interruption", "run_in_chunks"]
-
 
 class Interruption:
     """Holds back Ctrl-C while a chunk is computed, whose result it would throw away.

@@ -18,8 +18,6 @@ from ...hyper.space import UnconstrainedSpace
 from .chunks import Interruption
 from .probes import probed
 
-__all__ = ["Climb", "Searches"]
-
 _EVALUATIONS_OF_METRICS = 4, 13
 """Evaluations after which a rough metric is made anew, and up to which; later it is an exact one, after each chunk."""
 _EVALUATIONS_BEFORE_DIFFERENCES = 3

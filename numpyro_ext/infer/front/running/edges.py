@@ -10,8 +10,6 @@ from jax import Array
 
 from ...hyper.space import UnconstrainedSpace
 
-__all__ = ["edges_of"]
-
 _EDGE = 1e-2
 """Share of its value at the start below which the slope of a constrained value in its coordinate shows an edge."""
 

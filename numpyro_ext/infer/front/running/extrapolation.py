@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-__all__ = ["extrapolate"]
-
 
 def extrapolate(first: object, second: object, third: object, *, largest: float = 16.0) -> Any:
     r"""The squared extrapolation of Varadhan and Roland (2008), scheme S3.

@@ -29,8 +29,6 @@ from .climbs import Climb
 from .learning import learn
 from .progress import progress_bar
 
-__all__ = ["Iterations", "StepInfo", "fit_in_chunks", "judge"]
-
 _KRYLOV = 8
 _BESIDE = (0.5, 0.05)
 _AHEAD = 2.0

@@ -26,8 +26,6 @@ from .edges import edges_of
 from .maxima import other_maxima
 from .symmetries import names_of_directions, why_no_errors
 
-__all__ = ["Learned", "learn"]
-
 _NO_END = (
     "The search did not come to an end: where it stopped, the objective was higher further back, towards where it "
     "started. Go on from there (init_state=last_state), or give other starting values (init_values)."

@@ -10,8 +10,6 @@ from jax import Array
 from ...hyper.curvature import Curvature
 from ...hyper.search import SearchState
 
-__all__ = ["other_maxima"]
-
 _FAR = 4.0
 """Standard deviations of one maximum between two of them."""
 _MOST_BELOW = 10.0

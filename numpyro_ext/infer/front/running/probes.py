@@ -12,8 +12,6 @@ from ...hyper.curvature import hessian, hessian_error
 from ...hyper.digits import difference_step
 from ...hyper.search import SearchState
 
-__all__ = ["probed"]
-
 
 def probed(run: Any, probe_locally: Callable[[SearchState, object], SearchState], search: SearchState) -> SearchState:
     """An ended search with its probes: the cheap ones if the model agrees with them, else its own.

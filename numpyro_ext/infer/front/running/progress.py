@@ -13,8 +13,6 @@ from pathlib import Path
 import jax
 from tqdm.auto import tqdm
 
-__all__ = ["progress_bar", "warn"]
-
 _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 
 

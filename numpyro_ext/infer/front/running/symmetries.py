@@ -11,8 +11,6 @@ from numpyro.distributions.transforms import IdentityTransform
 from ...hyper.curvature import Curvature
 from ...hyper.space import UnconstrainedSpace
 
-__all__ = ["known_symmetries", "names_of_directions", "why_no_errors"]
-
 # Cosine of the angle to the flat directions, which are those of differences of a gradient.
 _ALIKE = 0.95
 _MOST_COLUMNS = 12

@@ -18,8 +18,6 @@ from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.options import option_key
 from .fit_info import FitInfo
 
-__all__ = ["Algorithm", "GivenFunctions", "NearForms"]
-
 NearForms = Callable[[LatentGaussian], LatentGaussian]
 """Function that gives a form near another one factors that cost little."""
 

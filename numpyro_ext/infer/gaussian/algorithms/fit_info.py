@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from jax import Array
 
-__all__ = ["FitInfo"]
-
 
 class FitInfo(NamedTuple):
     """End of one fit of the field, in the same words for all algorithms."""

@@ -19,8 +19,6 @@ from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 from .posterior import GaussianPosterior
 
-__all__ = ["HalfLines", "half_lines"]
-
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 

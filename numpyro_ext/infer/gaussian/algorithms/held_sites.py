@@ -22,8 +22,6 @@ from ....potentials import GaussianPotential
 from ....structure.latent_gaussian import LatentGaussian
 from .posterior import GaussianPosterior, gaussian_prior
 
-__all__ = ["LARGEST_LOW_RANK", "FieldGiven", "HeldSites", "field_given", "gaussian_sites", "hold"]
-
 LARGEST_LOW_RANK = 2000
 """Unknowns of a prior of low rank up to which its dense covariance takes its place."""
 

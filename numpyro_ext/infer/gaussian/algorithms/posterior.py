@@ -30,15 +30,6 @@ from ....potentials import Potential
 from ....potentials.vector_rows import vector_factors
 from ....structure.latent_gaussian import AffineMap, LatentGaussian
 
-__all__ = [
-    "LARGEST_DENSE_COVARIANCE",
-    "Covariance",
-    "GaussianPosterior",
-    "check_dense_covariance",
-    "gaussian_prior",
-    "prior_range",
-]
-
 LARGEST_DENSE_COVARIANCE = 30_000
 """Unknowns at most of which all covariances are held at once: 7 GB in double precision."""
 

@@ -12,8 +12,6 @@ from ....linalg.gaussian.design import DenseDesign, OperatorRows, StateSpaceDesi
 from ....structure import LatentGaussianReading
 from ...hyper.space import UnconstrainedSpace
 
-__all__ = ["explain_powers"]
-
 _LARGEST_MATRIX = 1 << 20
 
 

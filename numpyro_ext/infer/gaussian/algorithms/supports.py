@@ -15,8 +15,6 @@ from ....potentials import ElementwisePotential, Potential
 from ....potentials.integrals.tilted.tilted_window import nearest_large
 from ....structure.latent_gaussian import LatentGaussian
 
-__all__ = ["all_positive", "may_vanish", "never_vanishes", "sites_within_support"]
-
 _MAX_ROUNDS = 20
 
 

@@ -17,8 +17,6 @@ from .posterior import GaussianPosterior
 from .propagation import expectation_propagation, local_factors
 from .propagation.expectation_propagation import Schedule
 
-__all__ = ["ExpectationPropagation", "Laplace"]
-
 _Sites = tuple[Array, Array]
 
 

@@ -14,8 +14,6 @@ from ...hyper.space import UnconstrainedSpace
 from ..algorithms.held_sites import FieldGiven, HeldSites, field_given, hold
 from ..algorithms.posterior import GaussianPosterior
 
-__all__ = ["FieldCoordinates", "field_coordinates"]
-
 _WIDEST = 10.0
 """Largest scale of an unconstrained hyperparameter, where its curvature says little."""
 

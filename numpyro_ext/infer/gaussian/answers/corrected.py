@@ -16,8 +16,6 @@ from ...front.results import LogEvidence
 from ...front.running.progress import warn
 from ..algorithms.propagation.cumulants import LARGEST_ROWS, Correction
 
-__all__ = ["Corrected", "check_cumulants", "corrected"]
-
 _LARGEST_CHANGE = 1.0
 
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from ....structure import LatentGaussianReading
 
-__all__ = ["shared_hyper"]
-
 
 def shared_hyper(reading: LatentGaussianReading, hyper: Mapping[str, object]) -> dict[str, object]:
     """The hyperparameters that new members of the plate have in common with those of a fit.

@@ -19,8 +19,6 @@ from numpyro.infer.initialization import init_to_value
 
 from ....structure.model.running.messages import Message
 
-__all__ = ["FittedGuide", "field_importance_pair", "fitted_guide"]
-
 
 class FittedGuide(AutoMultivariateNormal):
     """An autoguide that knows the arguments of its fit: its sites are the elements and points that were fitted.

@@ -29,17 +29,6 @@ from ..algorithms.posterior import GaussianPosterior
 from ..algorithms.propagation.tilting import cavities
 from .prediction import are_coordinates_joint, log_predictive_density, log_predictive_factors
 
-__all__ = [
-    "check_cavities",
-    "check_no_factor",
-    "check_single",
-    "log_factors_at_draws",
-    "log_leave_one_out",
-    "log_refitted",
-    "most_influential",
-    "weights_fail",
-]
-
 _NUM_PLACES = 256
 _LEAST_UNEVEN = 1.5
 _LEAST_INFLUENCE = 0.1

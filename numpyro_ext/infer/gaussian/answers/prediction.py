@@ -18,15 +18,6 @@ from ....potentials.vector_rows import VectorRows
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 
-__all__ = [
-    "OtherField",
-    "are_coordinates_joint",
-    "by_site",
-    "check_same_unknowns",
-    "log_predictive_density",
-    "log_predictive_factors",
-]
-
 
 class OtherField(ValueError):
     """New arguments under which the field is another one than in the fit."""

@@ -40,17 +40,6 @@ from .judgement import (
 )
 from .surroundings import NoDesign, Surroundings
 
-__all__ = [
-    "FEW_DIGITS",
-    "MANY_ROWS",
-    "Exploration",
-    "Integrate",
-    "Integration",
-    "check_design",
-    "explore",
-    "without_false_peaks",
-]
-
 Integrate = Literal["auto", "none", "normal", "grid", "ccd", "adaptive"]
 
 _LARGEST_LATTICE = 4

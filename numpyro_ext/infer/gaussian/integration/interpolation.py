@@ -13,8 +13,6 @@ from ..fitting.point_fit import PointFit
 from .exploration import Exploration
 from .surroundings import Surroundings
 
-__all__ = ["interpolated"]
-
 _MOST_CHECKED, _FEW_POINTS = 9, 64
 _LARGEST_ERROR = 0.02
 """Largest error of log densities, of means in standard deviations and of variances, relative: below what a thousand

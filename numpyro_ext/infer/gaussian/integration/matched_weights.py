@@ -8,8 +8,6 @@ import numpy as np
 
 from ....linalg.exponential_tilting import exponentially_tilted, values_and_squares
 
-__all__ = ["features_of", "matched_weights"]
-
 _FEWEST_POINTS = 24
 """Effective number of points below which their weights stay: quantiles by so few move with each of them."""
 _LEAST_EFFECTIVE = 0.8

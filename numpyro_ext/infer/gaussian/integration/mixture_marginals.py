@@ -13,8 +13,6 @@ from ....compilation.quick_jit import quick_jit
 from ....compilation.store import shared
 from ....potentials.integrals.truncated_by_moments import TruncatedByMoments, truncated_by_moments
 
-__all__ = ["CutNormal", "MarginalMixture", "SkewNormal"]
-
 _LARGEST_SKEWNESS = 0.99
 _MOST_STEPS = 60
 _AT_ONCE = 2**15

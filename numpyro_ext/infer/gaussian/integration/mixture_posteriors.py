@@ -19,8 +19,6 @@ from ...front.answers.sites import Marginal, SitePosterior, probabilities
 from ...front.results import is_joint
 from .mixture_marginals import MarginalMixture
 
-__all__ = ["HyperPosterior", "MixturePosterior"]
-
 _LEAST_POINTS, _MANY_POINTS = 5, 1000
 """Points of which masses have a shape, and so many that it is that of the density."""
 _NUM_GRID = 500

@@ -17,8 +17,6 @@ from .exploration import FEW_DIGITS, Exploration, without_false_peaks
 from .interpolation import interpolated
 from .surroundings import Surroundings
 
-__all__ = ["NUM_POINTS", "Scatter", "scatter", "systematic"]
-
 NUM_POINTS = 64
 """Points of draws where each of them needs a fit."""
 _WIDENING = 1.1

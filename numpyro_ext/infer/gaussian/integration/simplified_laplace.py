@@ -26,8 +26,6 @@ from ....linalg.gaussian.spaces.sparse_space import SparsePosterior
 from ....structure.latent_gaussian.form import AffineMap, LatentGaussian
 from ..algorithms.posterior import GaussianPosterior
 
-__all__ = ["LARGEST_CORRECTED_FIELD", "MarginalMoments", "gaussian_marginals", "simplified_laplace_marginals"]
-
 LARGEST_CORRECTED_FIELD = 2_500
 """Unknowns of a sparse field up to which marginals are corrected, at the cost of a solve for each quantity."""
 

@@ -16,8 +16,6 @@ from ...hyper.space import UnconstrainedSpace
 from ..fitting.fitting_programs import POINTS_PER_CALL, FittingPrograms
 from ..fitting.point_fit import PointFit
 
-__all__ = ["NoDesign", "Surroundings"]
-
 _TOL = 1e-4
 """Tolerance of fits at a design: marginals are mixtures over points that are a standard deviation apart."""
 

@@ -17,8 +17,6 @@ from ..algorithms.algorithm import Algorithm
 from ..algorithms.fit_info import FitInfo
 from .exact import exactly
 
-__all__ = ["EvidencePrograms", "FieldDraws", "evidence_programs"]
-
 Hyper = dict[str, Array]
 
 _MOST_ROUNDS = 20

@@ -18,8 +18,6 @@ from ..algorithms.fit_info import FitInfo
 from ..algorithms.held_sites import gaussian_sites
 from ..algorithms.posterior import GaussianPosterior, gaussian_prior
 
-__all__ = ["Exact", "exactly", "log_evidence"]
-
 
 def exactly(algorithm: Algorithm, form: LatentGaussian) -> Algorithm:
     """The algorithm, or where all factors are Gaussian and it would find the exact posterior, one that has it at once.

@@ -26,8 +26,6 @@ from ...hyper.space import UnconstrainedSpace
 from ..engine import Engine
 from .evidence import EvidencePrograms, FieldDraws, evidence_programs
 
-__all__ = ["MarginalModel"]
-
 _FACTOR = "log_evidence_of_field"
 _KEPT = 4
 """Sets of arguments whose readings are kept."""

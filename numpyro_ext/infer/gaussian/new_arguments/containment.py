@@ -9,8 +9,6 @@ import numpy as np
 from ....structure import LatentGaussianReading
 from ...front.answers.joint_arguments import NotJoined
 
-__all__ = ["ADVICE", "check_contained", "row_places"]
-
 _ESTIMATED = 0.5
 """Share of a variance by which an estimate with other probes may differ from it."""
 

@@ -32,8 +32,6 @@ from ..quadrature_run import IntegratedQuadratureRun, QuadratureRun
 from ..run import GaussianRun, Point
 from .containment import ADVICE, check_contained
 
-__all__ = ["check_equal", "check_left_out", "on_all_rows"]
-
 _MOST_CHECKED = 5
 """Points of a design at which the predictors of the fit are looked for on all rows, beside the mode."""
 

@@ -30,8 +30,6 @@ from ..answers.prediction import by_site
 from ..programs import Programs
 from ..run import GaussianRun, Point
 
-__all__ = ["KnownField", "NewCall", "known_field"]
-
 _NUM_POINTS = 3
 """Unknowns at which affine functions are compared."""
 

@@ -19,8 +19,6 @@ from ..algorithms.nodes.node_posterior import NodePosterior
 from ..answers.prediction import are_coordinates_joint
 from ..run import GaussianRun
 
-__all__ = ["chosen_factors", "probabilities_by_predictors", "probabilities_of_draws"]
-
 _at_nodes = jax.jit(NodePosterior.at_nodes)
 
 Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]

@@ -34,8 +34,6 @@ from .given_sites import check_equal, check_left_out, on_all_rows
 from .known_field import KnownField, NewCall, known_field
 from .outcome_probabilities import probabilities_by_predictors, probabilities_of_draws
 
-__all__ = ["Prediction", "log_predictive", "predict"]
-
 
 class Prediction(Shown):
     """The posterior of a fit at new arguments of its model: marginals without sampling error, and draws.

@@ -10,8 +10,6 @@ from jax.scipy.linalg import cho_solve
 
 from ....linalg.cholesky import cholesky
 
-__all__ = ["History", "empty_history", "mixing_correction", "remember"]
-
 
 class History(NamedTuple):
     """The last moves and what they did to the residual; rows of zeros where there is none yet."""

@@ -17,17 +17,6 @@ from ....linalg.gaussian.mean_field_space import MeanFieldSpace
 from ....potentials.moments import ExpectedLogDensity
 from ....structure.latent_gaussian.form import LatentGaussian
 
-__all__ = [
-    "Point",
-    "evaluate",
-    "expected_log_factors",
-    "is_finite",
-    "linearised_sum",
-    "optimal_sites",
-    "site_floor",
-    "unknown_point",
-]
-
 
 class Point(NamedTuple):
     """A Gaussian as the factors see it; arrays of shape ``(num_rows,)`` but for the bound."""

@@ -13,8 +13,6 @@ from ....potentials.families.categorical import LogSumExpPotential
 from ....potentials.vector_rows import VectorRows
 from ....structure import ModelStructureError
 
-__all__ = ["BoundName", "SiteBound", "check_name", "choose_bound", "with_bound"]
-
 BoundName = str | tuple[str, ...]
 
 

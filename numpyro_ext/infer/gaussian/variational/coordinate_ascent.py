@@ -24,8 +24,6 @@ from ..algorithms.posterior import gaussian_prior
 from . import natural_gradient as vg
 from .bound import evaluate, expected_log_factors, is_finite, site_floor
 
-__all__ = ["solve", "step"]
-
 _SCALAR_STEPS = 48
 _LARGEST_LOG_RATIO = 40.0
 _MEAN_STEPS = 30

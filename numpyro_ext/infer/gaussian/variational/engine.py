@@ -20,8 +20,6 @@ from .bound_choice import BoundName, SiteBound, check_name, choose_bound
 from .shared_covariance import check_shared_covariance
 from .values import CoordinateAscent, Covariance, GeneralOptimiser, NaturalGradient
 
-__all__ = ["VariationalGaussian"]
-
 Method = Literal["natural-gradient", "coordinate", "cholesky", "opper-archambeau"]
 
 _NUM_STEPS: dict[str, int] = {"natural-gradient": 200, "coordinate": 100, "cholesky": 5000, "opper-archambeau": 5000}

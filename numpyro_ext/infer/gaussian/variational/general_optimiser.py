@@ -29,8 +29,6 @@ from ..algorithms.posterior import gaussian_prior
 from . import natural_gradient as vg
 from .bound import Point, expected_log_factors, linearised_sum, optimal_sites
 
-__all__ = ["Parameters", "State", "init", "solve"]
-
 Parameters = Literal["cholesky", "opper-archambeau"]
 
 

@@ -18,8 +18,6 @@ from jax.typing import ArrayLike
 from ....linalg.cholesky import cholesky, half_log_determinant, solve_lower
 from ....potentials.families.categorical import MultinomialProbitPotential
 
-__all__ = ["MultinomialProbitFit", "multinomial_probit_bayes", "predict_probabilities"]
-
 
 class MultinomialProbitFit(NamedTuple):
     """Outcome of :func:`multinomial_probit_bayes`."""

@@ -54,20 +54,6 @@ from .bound import (
     unknown_point,
 )
 
-__all__ = [
-    "Info",
-    "State",
-    "bound_at_sites",
-    "init",
-    "initial_sites",
-    "log_evidence",
-    "posterior",
-    "repeat",
-    "solve",
-    "step",
-    "update",
-]
-
 _MEMORY = 5
 _MIN_STEP_SIZE = 1e-9
 

@@ -15,8 +15,6 @@ from ....structure import ModelStructureError
 from ....structure.latent_gaussian.form import LatentGaussian
 from .bound import expected_log_factors
 
-__all__ = ["check_shared_covariance"]
-
 _ADVICE = "Use covariance='full'."
 
 

@@ -19,8 +19,6 @@ from . import coordinate_ascent, general_optimiser, natural_gradient
 from .bound_choice import SiteBound, with_bound
 from .general_optimiser import Parameters
 
-__all__ = ["CoordinateAscent", "Covariance", "GeneralOptimiser", "NaturalGradient", "VariationalAlgorithm"]
-
 Covariance = Literal["full", "diagonal", "shared"]
 
 

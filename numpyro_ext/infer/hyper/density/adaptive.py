@@ -13,8 +13,6 @@ from .cloud import Cloud, draw_cloud, spread_out
 from .design import PROBE
 from .emulator import emulate
 
-__all__ = ["Followed", "effective_share", "follow"]
-
 _FEW, _FEW_PER_ROUND, _PER_ROUND = 4, 18, 27
 """Coordinates that are few, and points of a round, of few coordinates and of more."""
 _MOST_EVALUATIONS = 60

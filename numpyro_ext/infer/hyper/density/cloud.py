@@ -11,8 +11,6 @@ from scipy.special import gammaln, logsumexp
 
 from .emulator import Emulator, log_beta
 
-__all__ = ["Cloud", "draw_cloud", "spread_out"]
-
 _POINTS_PER_DRAW = 4
 _NUM_MOVES = 12
 _TEMPERATURE = 1.2

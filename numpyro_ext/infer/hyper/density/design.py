@@ -14,18 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-__all__ = [
-    "LARGEST_DIMENSION",
-    "PROBE",
-    "Design",
-    "Lattice",
-    "central_composite",
-    "explore_lattice",
-    "normal_points",
-    "split_normal",
-    "stretch",
-]
-
 LARGEST_DIMENSION = 6
 PROBE = math.sqrt(2.0)
 """Distance from the centre at which the log density of ``N(0, I)`` has fallen by one."""

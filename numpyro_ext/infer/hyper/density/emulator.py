@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import solve_triangular
 
-__all__ = ["Emulator", "emulate", "log_beta"]
-
 _ROUNDNESSES = (0.03, 0.15, 0.3, 0.5, 0.75, 1.0, 1.4, 2.0, 2.8)
 """Inverse slopes of a tail to choose from; that of a normal density is next to zero."""
 _PENALTY, _NUM_SWEEPS = 0.03, 4

@@ -16,8 +16,6 @@ import numpy as np
 
 from ....compilation.quick_jit import holds_little
 
-__all__ = ["KnownPoints", "length_of", "predicted", "shares"]
-
 _LENGTHS = (3.0, 4.0, 6.0)
 """Length scales of the process to choose from, in standard deviations, for two coordinates; they grow with the root of
 the number."""

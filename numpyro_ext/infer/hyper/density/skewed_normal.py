@@ -23,8 +23,6 @@ import numpy as np
 
 from .design import PROBE, Design, normal_points
 
-__all__ = ["NUM_NORMAL_POINTS", "SkewedNormal", "skewed_normal"]
-
 NUM_NORMAL_POINTS = 64
 """Points of a density, of answers, and at least so many from which its misfit is told."""
 

@@ -14,8 +14,6 @@ from jax.scipy.linalg import solve_triangular
 from ....compilation.pytree import PyTree
 from .slices import elliptical_slices
 
-__all__ = ["AnyKernel", "KernelName", "Moved", "Movement", "chance_correlation", "kernel_for", "move", "spread"]
-
 KernelName = Literal["elliptical-slice", "pcn", "random-walk", "hmc", "nuts"]
 AnyKernel = Literal["auto", "elliptical-slice", "pcn", "random-walk", "hmc", "nuts"]
 _LARGEST_SLICED = 5

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 
-__all__ = ["elliptical_slices"]
-
 _DEGREES = 8.0
 """Degrees of freedom of Student's reference."""
 _MOST_SHRINKS = 100

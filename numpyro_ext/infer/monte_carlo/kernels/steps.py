@@ -28,8 +28,6 @@ from .weights import (
     shares,
 )
 
-__all__ = ["Compiled", "Ladder", "Particles", "PathName", "Programs", "StepInfo", "divided"]
-
 PathName = Literal["tempered", "data"]
 _MOST_AT_ONCE = 2**23
 """Numbers that the particles which move at the same time may hold."""

@@ -8,17 +8,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import logsumexp
 
-__all__ = [
-    "chain_errors",
-    "effective_sample_size",
-    "evidence_variance",
-    "furthest",
-    "genealogy_variance",
-    "increment",
-    "normalised",
-    "shares",
-]
-
 _SMALLEST_STEP = 1e-12
 
 

@@ -30,8 +30,6 @@ from .mixtures import Pooling, TreeMember, TreeRun
 from .programs import Searched, TreeOptions, TreePrograms
 from .search import LARGEST_CURVATURE, TreeSearch
 
-__all__ = ["TreeFitter", "TreeRun"]
-
 
 @dataclass(frozen=True)
 class TreeFitter:

@@ -16,14 +16,6 @@ from ....potentials.trees.mixture import (
 )
 from ....structure.sparse_linear.form import SparseLinear
 
-__all__ = [
-    "FLOOR",
-    "Statistics",
-    "expected_log_joint",
-    "states_given",
-    "statistics",
-]
-
 # Second moments are kept above this fraction of their initial mean: without variances they go to zero.
 FLOOR = 1e-12
 

@@ -22,8 +22,6 @@ from ..run import Member, SparseRun, SparseSite
 from .programs import TreePrograms
 from .risk import Risk, estimated_risk, seen_elements
 
-__all__ = ["Pooling", "TreeRun", "check_average"]
-
 TreeMember = Member[TreePrograms]
 Pooling = Literal["mixture", "average", "risk"]
 """Use of several posteriors: as a mixture, or with the error of their averaged mean, by themselves or by the data."""

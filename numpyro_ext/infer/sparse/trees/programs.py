@@ -30,8 +30,6 @@ from ...hyper.space import UnconstrainedSpace
 from ..programs import Inputs, SparsePrograms
 from . import propagation as core
 
-__all__ = ["Searched", "TreeOptions", "TreePrograms"]
-
 
 class TreeOptions(NamedTuple):
     """Static choices."""

@@ -36,21 +36,6 @@ from ....potentials.trees.mixture import (
 )
 from ....structure.sparse_linear.form import SparseLinear
 
-__all__ = [
-    "Cavity",
-    "Projection",
-    "Sample",
-    "SolveInfo",
-    "State",
-    "exact_cavity",
-    "exact_log_evidence",
-    "gradient_scales",
-    "init",
-    "log_evidence",
-    "project",
-    "solve",
-]
-
 _NUM_SIGNS = 8
 _ROW_STRIDE = 64
 """Distance of the rows of a large forest that speak for the noise in the units of the search."""

@@ -10,8 +10,6 @@ import numpy as np
 from ..run import Member
 from .programs import TreePrograms
 
-__all__ = ["Risk", "Seen", "estimated_risk", "seen_elements"]
-
 # Of rows and elements at random coefficients, in units of their spread: single precision is more exact, and chance
 # brings no two of a million that close in all probes.
 _SAME = 1e-3

@@ -24,8 +24,6 @@ from ...hyper.space import UnconstrainedSpace
 from .programs import Searched, TreePrograms
 from .propagation import Sample
 
-__all__ = ["LARGEST_CURVATURE", "TreeSearch"]
-
 LARGEST_CURVATURE = 20
 """Parameters whose curvature is computed where the search ends."""
 _FIRST_PARTS, _GROWTH = 8, 4

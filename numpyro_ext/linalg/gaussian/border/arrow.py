@@ -31,8 +31,6 @@ from ...cholesky import (
 from ...frozen_pytree import frozen_pytree
 from .coupling import Coupling
 
-__all__ = ["ArrowFactor", "ArrowMatrix"]
-
 
 class ArrowMatrix(NamedTuple):
     """A symmetric arrow matrix, or the elements of another one in its places."""

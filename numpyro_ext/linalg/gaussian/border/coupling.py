@@ -11,8 +11,6 @@ from jax import Array, lax
 
 from ...frozen_pytree import frozen_pytree
 
-__all__ = ["Coupling"]
-
 _MOST_PARTS = 4
 """Parts of the lists of columns, each of which is paired with itself and with those behind it."""
 

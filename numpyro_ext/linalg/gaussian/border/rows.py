@@ -17,8 +17,6 @@ from ..row_pairs import gram_lower, sum_pairs
 from .arrow import ArrowFactor
 from .coupling import Coupling
 
-__all__ = ["BorderEntries", "BorderMatrix", "BorderRows"]
-
 
 @frozen_pytree
 class BorderMatrix:

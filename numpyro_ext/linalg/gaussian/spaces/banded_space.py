@@ -13,8 +13,6 @@ from ..prior import DiagonalPrior, FlatPrior, PriorBlock
 from ..row_pairs import sum_pairs
 from .one_block import IndependentUnknowns
 
-__all__ = ["BandedPosterior", "BandedSpace", "can_be_banded", "is_worth_banding", "known_bandwidth"]
-
 # Below this width, steps of the loops over blocks cost more than the arithmetic in them.
 _SMALLEST_BLOCK = 32
 

@@ -27,8 +27,6 @@ from ..prior import PriorBlock
 from .coefficient_space import WhitenedPrior
 from .one_block import OneBlock
 
-__all__ = ["Border", "BorderPosterior", "BorderSpace"]
-
 _MOST_NUMBERS = 10_000_000
 """Numbers of the largest matrix of some rows with the unknowns of the border."""
 

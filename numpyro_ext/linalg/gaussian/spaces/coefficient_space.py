@@ -19,8 +19,6 @@ from ..prior import FlatPrior, PrecisionPrior, PriorBlock
 from ..row_pairs import gram_of_rows
 from ..sparse_prior import SparsePrecisionPrior
 
-__all__ = ["CoefficientSpace"]
-
 
 class WhitenedPrior(NamedTuple):
     r"""Coordinates :math:`w` with :math:`e = F w` in which the prior precision is simple.

@@ -20,8 +20,6 @@ from ..marginals import Marginals, NotSequential
 from ..prior import DiagonalPrior, LowRankPrior, PriorBlock
 from .border_space import Border, BorderPosterior, BorderSpace
 
-__all__ = ["InducingValues", "LowRankPosterior", "LowRankSpace"]
-
 
 @frozen_pytree
 class InducingValues:

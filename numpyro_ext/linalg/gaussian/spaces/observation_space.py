@@ -14,8 +14,6 @@ from ..design import Design
 from ..marginals import Marginals
 from ..prior import PriorBlock
 
-__all__ = ["ObservationSpace"]
-
 
 @frozen_pytree
 class ObservationSpace:

@@ -12,8 +12,6 @@ from ..marginals import NotSequential
 from ..prior import PriorBlock
 from .coefficient_space import WhitenedPrior
 
-__all__ = ["IndependentUnknowns", "OneBlock"]
-
 
 class OneBlock(NotSequential):
     """A space that keeps all rows of its design together."""

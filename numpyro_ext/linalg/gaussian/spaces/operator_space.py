@@ -12,8 +12,6 @@ from ..marginals import NotSequential, WhitenedPosterior
 from ..prior import DiagonalPrior, FlatPrior, PriorBlock
 from .one_block import IndependentUnknowns
 
-__all__ = ["OperatorPosterior", "OperatorSpace", "has_independent_unknowns"]
-
 _AT_A_TIME = 64
 """Vectors that are multiplied at once."""
 

@@ -14,8 +14,6 @@ from ..design import Design
 from ..marginals import NotSequential, WhitenedPosterior
 from ..prior import PriorBlock
 
-__all__ = ["SharedPosterior", "SharedSpace"]
-
 
 @frozen_pytree
 class SharedSpace(NotSequential):

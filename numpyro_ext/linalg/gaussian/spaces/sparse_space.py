@@ -24,8 +24,6 @@ from ..sparse_layout import SparseLayout, dense_entries, look_up, quadratic_of_p
 from ..sparse_prior import SparsePrecisionPrior
 from .one_block import OneBlock
 
-__all__ = ["SparsePosterior", "SparseSpace"]
-
 _AT_A_TIME = 64
 """Rows whose variances are found by solves at once."""
 _ROUNDING = 1e3

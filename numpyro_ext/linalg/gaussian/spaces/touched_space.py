@@ -37,8 +37,6 @@ from ..pivoted_blocks import condition_blocks, gains_of_blocks
 from ..prior import PriorBlock
 from .one_block import OneBlock
 
-__all__ = ["Touched", "TouchedPosterior", "TouchedSpace"]
-
 _LARGEST_BATCH = 2_000_000
 """Numbers of the matrices that are gathered at a time, one for each row of a map."""
 

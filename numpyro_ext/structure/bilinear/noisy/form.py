@@ -10,8 +10,6 @@ from jax import Array
 
 from ..form import Bilinear
 
-__all__ = ["Cuts", "NoiseSites", "NoisyBilinear", "Scale", "SideHyper"]
-
 
 class Scale(NamedTuple):
     """Noise variances with inverse gamma priors, one for each group of cells."""

@@ -25,8 +25,6 @@ from ..form import Bilinear, GaussianSide
 from ..reading import BilinearReading
 from .form import Cuts, NoiseSites, NoisyBilinear, Scale, SideHyper
 
-__all__ = ["find_noise"]
-
 _TOLERANCE = {64: 1e-8, 32: 2e-3}
 _SPREAD = 0.3
 

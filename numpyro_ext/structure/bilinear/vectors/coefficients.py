@@ -17,18 +17,6 @@ from jax import Array
 from ...errors import ModelStructureError
 from ...model.hyper_site import HyperSite
 
-__all__ = [
-    "Design",
-    "Probe",
-    "Vectors",
-    "coefficients",
-    "find_design",
-    "find_pairs",
-    "meetings",
-    "off_zero",
-    "random_probe",
-]
-
 _LARGEST_COUPLING = 100_000_000
 """Numbers in the products of components of all cells, where cells share none: 800 MB in float64."""
 

@@ -22,8 +22,6 @@ from ...errors import ModelStructureError
 from .coefficients import Probe, Vectors, random_probe
 from .lookups import Combinations, filled_up
 
-__all__ = ["Incidence", "LaidOut", "Roots", "find_incidence", "find_roots"]
-
 Predict = Callable[[Array], Array]
 
 

@@ -16,15 +16,6 @@ from ...program.program import Atom, Program
 from ...program.questions import Questions
 from .places import Predictor, axis_of_vectors, places_along, same_places, union_of_places
 
-__all__ = [
-    "Layout",
-    "elements_of",
-    "find_layouts",
-    "same_layout",
-    "self_product",
-    "shared_block",
-]
-
 _LARGEST_VECTOR = 500
 
 

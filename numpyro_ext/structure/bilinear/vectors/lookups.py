@@ -12,8 +12,6 @@ import numpy as np
 from ....linalg.padding import rounded_up
 from ..background import Background
 
-__all__ = ["Combinations", "Lookups", "filled_up"]
-
 
 class Combinations(NamedTuple):
     """The combinations of vectors of a side that cells see."""

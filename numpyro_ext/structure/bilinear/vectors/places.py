@@ -11,8 +11,6 @@ from ...program.dependence import dependence
 from ...program.patterns import DenseDependence, deduplicate, merge, same_width
 from ...program.questions import Questions
 
-__all__ = ["Predictor", "axis_of_vectors", "places_along", "same_places", "union_of_places"]
-
 
 class Predictor(NamedTuple):
     """Elements of a value of the program that are the predictors of one observed site."""

@@ -32,8 +32,6 @@ from .recording import (
     take_apart,
 )
 
-__all__ = ["record"]
-
 _GET_ARGS = dist.Distribution.get_args
 
 

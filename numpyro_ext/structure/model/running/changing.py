@@ -18,8 +18,6 @@ from .execution import ModelCall, bound_arguments, line_of_model
 from .inspection import SiteInfo
 from .plain_sites import PlainSites
 
-__all__ = ["check_supports", "needs_value", "other_values", "read_with_changing"]
-
 _Read = TypeVar("_Read")
 
 

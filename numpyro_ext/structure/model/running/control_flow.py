@@ -13,8 +13,6 @@ from ...errors import ModelStructureError
 from .messages import Message
 from .plain_sites import is_scan
 
-__all__ = ["Watch"]
-
 
 class Watch(Messenger):
     """Remember the last site that went by, to say where a model failed, and refuse sites that cannot be reached.

@@ -19,8 +19,6 @@ from ..priors import islands_of
 if TYPE_CHECKING:
     from .recording import Recording
 
-__all__ = ["ModelCall", "bound_arguments", "check_call", "check_key", "execution_error", "tracing_error"]
-
 _MOST_ARGUMENTS = 8
 _SETTING = bool | np.bool_ | str | type | None
 

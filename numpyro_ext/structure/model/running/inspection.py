@@ -27,8 +27,6 @@ from .plain_sites import PlainSites, to_real
 from .recording import message_without_arrays
 from .start_values import initial_value
 
-__all__ = ["SiteInfo", "inspect_sites", "mark_candidates", "model_key"]
-
 
 class SiteInfo(NamedTuple):
     """Facts about a site from one concrete run of the model."""

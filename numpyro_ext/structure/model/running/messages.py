@@ -4,7 +4,5 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Message"]
-
 Message = dict[str, Any]
 """Statement of a site by the names that NumPyro gives its parts: ``type``, ``name``, ``fn``, ``value``, ``kwargs``."""

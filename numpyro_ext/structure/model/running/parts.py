@@ -25,8 +25,6 @@ from .calling import record
 from .execution import ModelCall
 from .recording import RecordedSite, Recording
 
-__all__ = ["MemberParts", "num_numbers", "split_members"]
-
 
 class _Sizes(NamedTuple):
     """Numbers of members of the whole and of a part."""

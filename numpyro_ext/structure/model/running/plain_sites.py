@@ -22,8 +22,6 @@ from ..equivalent import as_gaussian, with_exact_density
 from ..priors import unwrap
 from .messages import Message
 
-__all__ = ["PlainSites", "in_working_precision", "is_scan", "to_real"]
-
 # distributions that keep what they computed from their parameters
 _DERIVED: dict[type, tuple[str, ...]] = {
     dist.LowRankMultivariateNormal: ("loc", "cov_factor", "cov_diag"),

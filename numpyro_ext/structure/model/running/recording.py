@@ -24,21 +24,6 @@ from ...program.run_compiled import as_function, run_traced
 from .messages import Message
 from .start_values import initial_value
 
-__all__ = [
-    "NUMBERS",
-    "DerivedProgram",
-    "Distribution",
-    "NotRecorded",
-    "RecordedSite",
-    "Recording",
-    "Sites",
-    "Tree",
-    "log_fault",
-    "make_or_derive",
-    "message_without_arrays",
-    "take_apart",
-]
-
 _KNOWN = ("numpyro.", "numpyro_ext.")
 NUMBERS = bool | int | complex | np.bool_ | np.integer
 """Types that stay in a recording as they were written; floating numbers may turn out to change."""

@@ -13,8 +13,6 @@ from ...errors import ModelStructureError
 from ..priors import is_gaussian, location
 from .messages import Message
 
-__all__ = ["initial_value"]
-
 
 def initial_value(given: Mapping[str, Any], site: Message) -> Any:
     """The value at which the model is run: what is given for a site, else a central one."""

@@ -20,8 +20,6 @@ from ....compilation.quick_jit import holds_little, quick_jit
 from ..equivalent import rounding_of_density
 from .execution import ModelCall
 
-__all__ = ["UntouchedDensities", "untouched_log_densities"]
-
 _NEEDS_VALUES = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,

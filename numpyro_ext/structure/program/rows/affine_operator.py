@@ -19,8 +19,6 @@ from ..degrees import Degree, Degrees
 from ..equations import Atom
 from ..program import Program
 
-__all__ = ["AffineValues", "OperatorMap", "ProgramOperator"]
-
 
 class OperatorMap(NamedTuple):
     """A quantity ``operator @ s + offset`` of the unknowns ``s``, flattened in C order."""

@@ -27,18 +27,6 @@ from .costs import ROW_COSTS, RowCosts
 from .selected import SelectedDependence
 from .selected_values import evaluate_by_elements, selected_values, vanishing
 
-__all__ = [
-    "AffineRows",
-    "Colouring",
-    "Parts",
-    "RowIndices",
-    "atoms_of",
-    "entries_by_colour",
-    "find_indices",
-    "rows_of_pattern",
-    "selected_rows",
-]
-
 Parts = Sequence[tuple[tuple[int, ...], np.ndarray]]
 """Values, of which the elements stand one after another, and the flat indices of those that are taken; or pairs of
 these, of which the difference is."""

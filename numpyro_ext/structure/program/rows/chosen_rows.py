@@ -16,8 +16,6 @@ from ..questions import Questions
 from .affine_rows import AffineRows, Colouring, RowIndices, entries_by_colour, find_indices
 from .selected import SelectedDependence
 
-__all__ = ["ChosenIndices", "ChosenRows"]
-
 
 class ChosenIndices(NamedTuple):
     """Indices that were looked up in the data."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ROW_COSTS", "RowCosts"]
-
 
 class RowCosts(NamedTuple):
     """Thresholds by which rows of a program are found. They change what rows cost, never their values."""

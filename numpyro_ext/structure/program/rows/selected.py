@@ -18,8 +18,6 @@ from ..equations import Atom, Constant, Equation
 from ..patterns import as_array, check_size, deduplicate
 from ..questions import Questions
 
-__all__ = ["KNOWN_MODES", "SelectedDependence", "looked_up"]
-
 KNOWN_MODES = (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)
 """Modes of gathers that :func:`looked_up` knows."""
 

@@ -18,8 +18,6 @@ from ..program import Program
 from .costs import ROW_COSTS, RowCosts
 from .selected import KNOWN_MODES, looked_up
 
-__all__ = ["evaluate_by_elements", "selected_values", "vanishing"]
-
 _Places = tuple[Array, ...]
 """Places of some elements, along each axis of a value."""
 

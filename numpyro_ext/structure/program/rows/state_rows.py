@@ -23,8 +23,6 @@ from ..questions import Questions
 from ..recurrences import body_of, layout_of
 from .affine_rows import AffineRows, Parts, atoms_of, rows_of_pattern
 
-__all__ = ["NoStateSpace", "StateRows", "TimeBlocks", "find_time_blocks"]
-
 _MOST_SHARED = 256
 _NOWHERE = np.iinfo(np.int64).max
 

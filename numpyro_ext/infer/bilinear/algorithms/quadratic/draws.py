@@ -32,22 +32,6 @@ from ..sweeps import DrawMoments, State
 from .moments import own_moments, partner_moments
 from .rules import Parabola, parabola, with_rule
 
-__all__ = [
-    "MOST_DRAWS",
-    "BestVectors",
-    "Cells",
-    "Drawer",
-    "Draws",
-    "Problem",
-    "best_common",
-    "best_vectors",
-    "bound_values",
-    "first_moments",
-    "first_step",
-    "minibatches",
-    "wanted_size",
-]
-
 _DECAY = 0.7
 _ACCURACY = 2.0
 """Square of the relative error of an estimate, times the probability of more."""

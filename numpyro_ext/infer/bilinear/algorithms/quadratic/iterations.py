@@ -16,8 +16,6 @@ from ..schedules.devices import OneDevice, Prepared
 from ..steps import divergence
 from . import sweep as closed
 
-__all__ = ["ClosedUpdates", "fold_closed"]
-
 
 class ClosedUpdates(OneDevice):
     """Sweeps of closed updates on one device.

@@ -25,19 +25,6 @@ from ..cells import Side, oriented
 from ..terms import Coefficients
 from .moments import Moments, unpack
 
-__all__ = [
-    "Cells",
-    "Layout",
-    "LayoutKind",
-    "Products",
-    "Seen",
-    "make_layout",
-    "products_of",
-    "visit",
-    "visit_vectors",
-    "weighted_sums",
-]
-
 LayoutKind = Literal["grid", "tiles"]
 _Carry = TypeVar("_Carry")
 _GRID_CELLS = 1 << 16

@@ -15,8 +15,6 @@ from jax import Array
 from ..cells import Block
 from ..terms import Coefficients
 
-__all__ = ["Moments", "own_moments", "pack", "partner_moments", "unpack"]
-
 
 class Moments(NamedTuple):
     """Moments of extended vectors of length ``n``."""

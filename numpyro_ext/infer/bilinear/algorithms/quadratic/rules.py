@@ -17,8 +17,6 @@ from .....potentials.base import Potential
 from .....potentials.bounds.logistic import BoundedPotential, JaakkolaBound, logistic_bound
 from .....potentials.families.gaussian import GaussianPotential
 
-__all__ = ["Bound", "Parabola", "has_rule", "logit_negative", "parabola", "with_rule"]
-
 Bound = Literal["exact", "jaakkola", "bohning"]
 
 

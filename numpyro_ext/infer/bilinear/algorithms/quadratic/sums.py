@@ -14,19 +14,6 @@ from .layout import Cells, Layout, Products, Seen, products_of, visit, visit_vec
 from .moments import own_moments, partner_moments
 from .rules import Bound, Parabola, logit_negative, parabola, with_rule
 
-__all__ = [
-    "Problem",
-    "VectorSums",
-    "best_tangents",
-    "common_sums",
-    "products_at",
-    "values_at_moments",
-    "vector_sums",
-    "vector_values",
-    "zero_values",
-    "zeros_left",
-]
-
 
 class Problem(NamedTuple):
     """The cells as one side sees them, with the zeros of all pairs."""

@@ -33,22 +33,6 @@ from .sums import (
 )
 from .updates import Stages, Update, closed_update, stages_of
 
-__all__ = [
-    "Options",
-    "Views",
-    "Zeros",
-    "bound_at_moments",
-    "bound_of",
-    "make_views",
-    "sweep",
-    "update_common",
-    "update_side",
-    "values_of_side",
-    "with_side",
-    "with_tangents",
-]
-
-
 Zeros = Literal["by_row", "shared", "exact"]
 """Tangents of zeros that nobody listed: one for each row, one for all rows, or one for each of them."""
 

@@ -17,8 +17,6 @@ from .....structure.bilinear.form import GaussianSide
 from ..cells import Block
 from .sums import VectorSums
 
-__all__ = ["Stages", "Update", "closed_update", "stages_of"]
-
 Update = Literal["joint", "bulk", "coordinate"]
 Stages = tuple[tuple[tuple[int, int], ...], ...]
 """Ranges of components that move together, in stages; before each of these the tangents are found anew."""

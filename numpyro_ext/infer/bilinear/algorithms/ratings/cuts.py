@@ -14,17 +14,6 @@ from .....potentials.integrals.normal_interval import normal_interval
 from .....structure.bilinear.noisy.form import Cuts, NoisyBilinear
 from ..messages import Message, Moments, as_message, damped, divided, mean_of, nothing, times
 
-__all__ = [
-    "CutState",
-    "StepMessages",
-    "boundaries",
-    "init",
-    "level_probabilities",
-    "posterior",
-    "step_messages",
-    "update",
-]
-
 _HALF_LOG_2PI = 0.9189385332046727
 
 

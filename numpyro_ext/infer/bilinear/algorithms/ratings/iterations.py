@@ -19,8 +19,6 @@ from .noise import ALL_SWEEPS, FEW_SWEEPS, NoiseInfo, NoiseState, at_points, ste
 from .side_hyper import SidePosterior, prior_message
 from .variances import GammaMessage, Rule, gamma_of
 
-__all__ = ["CHUNK", "Paced", "has_settled", "iterate", "paced"]
-
 CHUNK = 20
 """Iterations of one call, each of which learns anew how to extrapolate."""
 _PERIOD, _MEMORY = 4, 7

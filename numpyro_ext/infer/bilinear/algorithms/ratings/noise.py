@@ -24,20 +24,6 @@ from .cuts import CutState
 from .side_hyper import SidePosterior, prior_at_points, prior_message, rescaled, side_start, updated_side
 from .variances import GammaMessage, Rule, gamma_of, updated_gammas
 
-__all__ = [
-    "ALL_SWEEPS",
-    "FEW_SWEEPS",
-    "Levels",
-    "NoiseInfo",
-    "NoiseState",
-    "at_points",
-    "init",
-    "levels_heard",
-    "noise_variances",
-    "step",
-    "without_factor",
-]
-
 ALL_SWEEPS, FEW_SWEEPS = 10, 3
 """Sweeps of variational Bayes in an iteration: after all of them the vectors have next to nothing left to move. The
 factors hear of the vectors, and where these go all their way each time, both may chase each other for ever."""

@@ -18,8 +18,6 @@ from .....structure.bilinear.noisy.form import SideHyper
 from ..messages import Message, Moments
 from .variances import GammaMessage
 
-__all__ = ["SidePosterior", "prior_at_points", "prior_message", "rescaled", "side_start", "updated_side"]
-
 _NEWTON_STEPS = 8
 _LONGEST_STEP = 0.5
 

@@ -24,8 +24,6 @@ from .. import sweeps as core
 from ..cells import Block
 from ..incidence import SideBlock, touched
 
-__all__ = ["Division", "OneDevice", "Prepared", "RowPlaces", "SeveralDevices", "place_rows"]
-
 _Result = TypeVar("_Result")
 _AXIS = "rows"
 # In place of arrays, in trees that specify where these are.

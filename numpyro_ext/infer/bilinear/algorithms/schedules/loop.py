@@ -34,8 +34,6 @@ from .. import sweeps as core
 from ..cells import Block, View
 from .devices import OneDevice, Prepared
 
-__all__ = ["SolveInfo", "fit_side", "iterate", "solve"]
-
 
 class SolveInfo(NamedTuple):
     """End of a run of sweeps."""

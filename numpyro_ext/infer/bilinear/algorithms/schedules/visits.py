@@ -26,17 +26,6 @@ from .. import sweeps as core
 from ..cells import Block, Side, View, sum_cells
 from .loop import fit_side
 
-__all__ = [
-    "BatchStore",
-    "Prepared",
-    "SharedVectors",
-    "Visited",
-    "prepare_batch",
-    "start_shared",
-    "start_visited",
-    "visit_batch",
-]
-
 _OWN_STEPS = 10
 _SHARED_STEPS = 2
 _OWN_TOL = 1e-8

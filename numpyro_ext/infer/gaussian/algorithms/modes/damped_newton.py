@@ -14,8 +14,6 @@ from .....potentials import GaussianPotential
 from .....structure.latent_gaussian import LatentGaussian
 from .mode_derivative import HeldPosterior, derivatives, holds_factor, joint_gradient
 
-__all__ = ["Info", "State", "Volume", "has_constant_curvature", "newton_step", "only_step"]
-
 _MAX_HALVINGS = 50
 _SUFFICIENT_INCREASE = 1e-4
 _MOST_CHORDS = 12

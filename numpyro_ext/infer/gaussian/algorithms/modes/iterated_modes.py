@@ -13,8 +13,6 @@ from .....structure.latent_gaussian import LatentGaussian
 from ..fit_info import FitInfo
 from .mode_derivative import derivatives, joint_gradient
 
-__all__ = ["JudgedMode", "judged_mode", "largest_residual", "only_solution"]
-
 _LARGEST_RESIDUAL, _ROUNDINGS = 1e-6, 1e3
 _CORRECTIONS = 2
 """Corrections of a solution in single precision, in which the sum of all shifts has few digits."""

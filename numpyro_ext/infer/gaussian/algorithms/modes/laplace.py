@@ -39,19 +39,6 @@ from .damped_newton import Info, State, Volume, has_constant_curvature, newton_s
 from .iterated_modes import JudgedMode, judged_mode, only_solution
 from .mode_derivative import HeldPosterior, at_point, derivatives, evidence_at_mode, holds_factor
 
-__all__ = [
-    "Info",
-    "State",
-    "init",
-    "log_evidence",
-    "posterior",
-    "sites_near_mode",
-    "solve",
-    "solve_and_hold",
-    "step",
-    "update",
-]
-
 _SLOWEST_DECREASE = 0.5
 _BESIDE = 0.01
 _LAST_CHORD = 0.01

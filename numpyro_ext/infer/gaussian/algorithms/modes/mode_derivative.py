@@ -21,8 +21,6 @@ from .....linalg.sparse_cholesky import SparseFactor
 from .....structure.latent_gaussian import LatentGaussian
 from ..posterior import gaussian_prior
 
-__all__ = ["HeldPosterior", "at_point", "derivatives", "evidence_at_mode", "holds_factor", "joint_gradient"]
-
 HeldPosterior = BorderPosterior | SparsePosterior
 """Posterior whose factor serves again for what has the same precisions."""
 

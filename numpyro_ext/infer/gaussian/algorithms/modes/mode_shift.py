@@ -21,8 +21,6 @@ from jax import Array
 from .....structure.latent_gaussian.form import AffineMap, LatentGaussian
 from ..posterior import GaussianPosterior
 
-__all__ = ["mode_shifts", "shifted"]
-
 
 def mode_shifts(posterior: GaussianPosterior, maps: Mapping[str, AffineMap]) -> dict[str, Array]:
     """Means less modes of quantities affine in the unknowns, in their posterior standard deviations.

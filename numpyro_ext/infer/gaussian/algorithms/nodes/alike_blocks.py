@@ -7,8 +7,6 @@ from jax import Array
 
 from .....structure.latent_gaussian import BlockKinds, LatentGaussian
 
-__all__ = ["kinds_of", "of_blocks", "one_of_each_kind", "total"]
-
 
 def kinds_of(form: LatentGaussian) -> BlockKinds | None:
     """Kinds of the blocks of the form, where equal ones are counted once."""

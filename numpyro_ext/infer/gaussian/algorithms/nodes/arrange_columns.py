@@ -8,8 +8,6 @@ from .....linalg.padding import places_within
 from .....structure.latent_gaussian import LatentGaussian
 from .shared_columns import has_rows, parameters_of, slopes_of, starts_of_families
 
-__all__ = ["rows_by_column"]
-
 _MOST_PADDING = 8.0
 """Places of a table for each row up to which its products take less time than to look at all rows at all nodes."""
 

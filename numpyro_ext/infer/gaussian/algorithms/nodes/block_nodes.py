@@ -20,8 +20,6 @@ from jax import Array, lax
 from .....linalg.cholesky import cholesky
 from .....structure.latent_gaussian import LatentGaussian
 
-__all__ = ["BlockNodes", "block_log_density", "find_nodes", "first_nodes", "lattice", "scattered"]
-
 _DROP = 30.0
 """Nats below the mode at the ends of an axis: 7.7 standard deviations of a Gaussian."""
 _SHORTEST, _GROWTH, _MOST_EXTENSIONS = 4.0, 1.12, 48

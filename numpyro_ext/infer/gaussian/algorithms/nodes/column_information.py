@@ -26,8 +26,6 @@ from jax import Array, lax
 
 from .column_sums import Blocks, Expected, joint_log_density
 
-__all__ = ["Columns", "LogProbabilities", "Slopes", "complete_derivatives", "missing_derivatives", "predictors"]
-
 _BLOCKS_AT_A_TIME = 250
 """Blocks whose second moments are summed at a time; as many are a sample of all for a rough estimate."""
 _NO_MASS = 1e-16

@@ -15,8 +15,6 @@ from .....structure import LatentGaussianReading
 from .....structure.latent_gaussian import LatentGaussian, MoreBlocks
 from .shared_columns import SharedColumns, has_rows, parameters_of, slopes_of, starts_of_families, variance_of
 
-__all__ = ["PartColumns", "PartScores", "columns_of_parts", "scores_of_parts"]
-
 _ENOUGH = 1e-9
 """Change of the log evidence of a block, with half the nodes, at which a finer rule has nothing to tell."""
 

@@ -22,8 +22,6 @@ from jax import Array, lax
 
 from .....linalg.padding import chunked
 
-__all__ = ["Blocks", "Expected", "expected", "expected_log_density", "joint_log_density", "log_sums"]
-
 LARGEST_CHUNK = 4_000_000
 """Numbers of all blocks at all nodes that are held at a time."""
 

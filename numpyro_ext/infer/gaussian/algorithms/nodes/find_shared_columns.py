@@ -23,8 +23,6 @@ from .shared_columns import (
     variance_of,
 )
 
-__all__ = ["find_kinds", "find_shared_columns", "kinds_hold"]
-
 _MOST_OUTCOMES = 64
 _NODES = (73, 39)
 """Nodes of each axis of blocks of one and of two unknowns."""

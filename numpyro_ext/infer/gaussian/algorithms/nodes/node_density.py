@@ -13,8 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["draw_places", "quantiles"]
-
 _FINER = 8
 """Fine steps in a step of a lattice."""
 _LEAST = -700.0

@@ -17,8 +17,6 @@ from ..posterior import check_dense_covariance
 from .block_nodes import BlockNodes, lattice, scattered
 from .node_density import draw_places
 
-__all__ = ["NodePosterior"]
-
 _LARGEST_BATCH = 2_000_000
 """Numbers that the lattices of draws from a batch of blocks may have."""
 

@@ -21,8 +21,6 @@ from ..fit_info import FitInfo
 from .block_nodes import BlockNodes, block_log_density, find_nodes, first_nodes, lattice, log_constant
 from .node_posterior import NodePosterior
 
-__all__ = ["DEFAULT_NODES", "Quadrature", "node_log_density"]
-
 DEFAULT_NODES = (49, 31, 19)
 """Nodes of each axis of blocks of one, two and three unknowns."""
 _LARGEST_BATCH = 2_000_000

@@ -52,16 +52,6 @@ from .column_sums import (
 from .node_posterior import NodePosterior
 from .shared_grid import Grid, grid_of
 
-__all__ = [
-    "ColumnsOfFamily",
-    "SharedColumns",
-    "has_rows",
-    "parameters_of",
-    "slopes_of",
-    "starts_of_families",
-    "variance_of",
-]
-
 
 class ColumnsOfFamily(NamedTuple):
     """Columns of one family of factors."""

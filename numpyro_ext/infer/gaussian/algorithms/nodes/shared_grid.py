@@ -9,8 +9,6 @@ from jax import Array, lax
 
 from .block_nodes import lattice
 
-__all__ = ["Grid", "grid_of"]
-
 _REACH, _REACH_OF_PAIRS = 8.0, 6.5
 """Prior standard deviations on both sides at which the nodes end, of one unknown and of each of two."""
 
