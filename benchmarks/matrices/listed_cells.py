@@ -20,8 +20,7 @@ from numpyro_ext.infer.bilinear.algorithms import quadratic
 from numpyro_ext.infer.bilinear.algorithms import sweeps as core
 from numpyro_ext.infer.bilinear.algorithms.quadratic.draws import Problem, first_step, minibatches
 from numpyro_ext.potentials import LogitPotential
-from numpyro_ext.structure.bilinear.background import Background
-from numpyro_ext.structure.bilinear.form import Bilinear, Common, GaussianSide, order_cells
+from numpyro_ext.structure.bilinear.form import Background, Bilinear, Common, GaussianSide, order_cells
 
 from ..harness import blocks, shortest, table, verdict, write_report
 

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.util import validate_sample
 
-from ..linalg.fixed_array import FixedArray
+from ..linalg.frozen_pytree import FixedArray
 from .categories import checked_key
 from .sparse_precisions.checks import is_concrete
 from .sparse_precisions.directions import OrthogonalTo

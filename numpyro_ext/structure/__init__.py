@@ -4,8 +4,7 @@ from . import likelihoods  # noqa: F401  the entries of the registry
 from .bilinear.form import Bilinear
 from .bilinear.read import read_bilinear
 from .bilinear.reading import BilinearReading
-from .conflict import Conflict
-from .errors import ModelStructureError, Reason
+from .errors import Conflict, ModelStructureError, Reason
 from .families import (
     EXP,
     IDENTITY,

@@ -16,7 +16,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS, init_to_median, log_likelihood
 
 from numpyro_ext.datasets import load_coal_mining_counts
-from numpyro_ext.demo.leave_one_out import psis_loo
+from numpyro_ext.demo.comparison import psis_loo
 from numpyro_ext.infer import EP
 from numpyro_ext.models import cox_process, gp_classification
 from tests import scan_models

@@ -19,8 +19,7 @@ from numpyro_ext.infer.bilinear.algorithms.schedules import loop
 from numpyro_ext.potentials.base import Potential, potential
 from numpyro_ext.potentials.families.poisson import PoissonSoftplusPotential
 from numpyro_ext.structure import ModelStructureError
-from numpyro_ext.structure.bilinear.background import Background
-from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
+from numpyro_ext.structure.bilinear.form import Background, Bilinear, GaussianSide, order_cells
 from tests.tiers import few
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")

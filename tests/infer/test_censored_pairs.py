@@ -23,8 +23,7 @@ from numpyro_ext.infer.bilinear.algorithms.quadratic import Options
 from numpyro_ext.models import binary_factorization, paired_symbols
 from numpyro_ext.potentials.families.binary import LogitPotential
 from numpyro_ext.structure import ModelStructureError, read_bilinear
-from numpyro_ext.structure.bilinear.background import Background, Selection
-from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
+from numpyro_ext.structure.bilinear.form import Background, Bilinear, GaussianSide, Selection, order_cells
 from numpyro_ext.structure.bilinear.pairs import EmittedPairs, PairSites, check_pairs, find_pair_sites
 from numpyro_ext.structure.model.running.execution import ModelCall
 from tests.infer.bilinear_forms import REFERENCE

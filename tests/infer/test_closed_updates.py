@@ -22,8 +22,7 @@ from numpyro_ext.infer.bilinear.algorithms.quadratic import Options
 from numpyro_ext.models import binary_factorization
 from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure import ModelStructureError
-from numpyro_ext.structure.bilinear.background import Background
-from numpyro_ext.structure.bilinear.form import Bilinear, Common, GaussianSide, order_cells
+from numpyro_ext.structure.bilinear.form import Background, Bilinear, Common, GaussianSide, order_cells
 from tests.infer.bilinear_forms import REFERENCE
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import Transform
 
-from ...linalg.fixed_array import FixedArray
+from ...linalg.frozen_pytree import FixedArray
 
 
 class Directions:

@@ -13,7 +13,7 @@ import scipy.sparse
 from jax import Array
 from jax.typing import DTypeLike
 
-from ...linalg.fixed_array import FixedArray
+from ...linalg.frozen_pytree import FixedArray
 from ...linalg.gaussian.sparse_prior import SparsePrecisionPrior
 from ...linalg.sparse_cholesky import SparseFactor, SparsePattern, analyse, numeric
 from ...linalg.sparse_cholesky.primitive import multiply

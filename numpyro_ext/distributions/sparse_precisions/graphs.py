@@ -11,8 +11,7 @@ import scipy.sparse
 from jax.typing import ArrayLike
 from scipy.sparse.csgraph import connected_components
 
-from ...linalg.fixed_array import FixedArray
-from ...linalg.frozen_pytree import frozen_pytree
+from ...linalg.frozen_pytree import FixedArray, frozen_pytree
 from ...linalg.saved_names import saved_as
 from .checks import checked_count, checked_indices, checked_numbers, is_concrete
 from .factors import Entries

@@ -13,8 +13,7 @@ from jax import Array
 from jax.experimental import sparse as jax_sparse
 from jax.typing import ArrayLike
 
-from ...linalg.fixed_array import FixedArray
-from ...linalg.frozen_pytree import frozen_pytree
+from ...linalg.frozen_pytree import FixedArray, frozen_pytree
 from ...linalg.saved_names import saved_as
 from ...linalg.sparse_cholesky import SparsePattern
 from .checks import checked_count, checked_indices, checked_numbers, is_concrete

@@ -39,9 +39,8 @@ from .algorithms.ratings import cuts as cut_points
 from .algorithms.ratings import iterations, noise
 from .algorithms.ratings.variances import GammaMessage, Rule, gamma_of
 from .algorithms.schedules.loop import SolveInfo
-from .marginals.levels import level_probabilities, mean_level_probabilities
 from .marginals.newcomers import Fitted, Newcomers
-from .marginals.noise import VariancePosterior, independent_gaussians
+from .marginals.noise import VariancePosterior, independent_gaussians, level_probabilities, mean_level_probabilities
 from .marginals.prediction import draw_predictors
 from .programs import BilinearPrograms
 from .run import BilinearRun, check_sizes

@@ -27,9 +27,8 @@ from ..gaussian.integration.exploration import check_design
 from ..gaussian.laplace_approximation import LaplaceApproximation
 from ..hyper.space import UnconstrainedSpace
 from ..sparse.mean_field_engine import StructuredMeanField
-from .cautions import MANY_ROWS, caution
 from .contestants import ENGINES
-from .costs import gaussian_cost
+from .forecasts import MANY_ROWS, caution, gaussian_cost
 
 
 class Candidate(NamedTuple):

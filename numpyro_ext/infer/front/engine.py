@@ -24,12 +24,11 @@ from .display import ShownEngine
 from .files.kept_run import KeptRun
 from .labels import Coords, Dims, Labels, labels_of_call
 from .many import Dataset, Fits, as_datasets, collect_fits
-from .options import check_at_least, check_one_of
+from .options import check_at_least, check_one_of, nearest_name, suggests
 from .results import Diagnostics, HyperEstimate, LogEvidence, with_precision
 from .run import FinishedRun, ask
 from .running.progress import warn
 from .state import EngineState
-from .suggestions import nearest_name, suggests
 
 _Run = TypeVar("_Run", bound=FinishedRun)
 

@@ -16,7 +16,7 @@ from ...compilation.quick_jit import quick_jit
 from ...compilation.store import shared
 from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian import LatentGaussian
-from ...structure.latent_gaussian.part_data import PartsDiffer
+from ...structure.latent_gaussian.like_another import PartsDiffer
 from ...structure.latent_gaussian.read import SMALL_BLOCKS
 from ...structure.model.running.execution import ModelCall
 from ...structure.model.running.parts import num_numbers, split_members

@@ -11,13 +11,13 @@ import numpy as np
 from jax import Array
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
+from ...structure import LatentGaussianReading
 from ...structure.model.running.execution import check_key
 from ..exact.overlap import Overlap, overlap
 from ..exact.sampling import ExactSamples, sample_exactly
-from ..front.answers.elpd import elpd_data
+from ..front.answers.arviz import elpd_data
 from ..front.engine import BaseEngine
 from ..front.run import FinishedRun
-from .answers.groups import shared_hyper
 from .answers.leave_one_out import check_cavities, check_single
 from .answers.prediction import by_site
 from .new_arguments.predict import Prediction, log_predictive, predict
@@ -290,3 +290,31 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         """
         check_key(rng_key, "psis_diagnostic(jax.random.key(0))", "comes first")
         return self._finished().psis_diagnostic(rng_key, num_particles)
+
+
+def shared_hyper(reading: LatentGaussianReading, hyper: Mapping[str, object]) -> dict[str, object]:
+    """The hyperparameters that new members of the plate have in common with those of a fit.
+
+    :param LatentGaussianReading reading: of the fit.
+    :param hyper: its hyperparameters, constrained.
+    :return: those of them that stand outside the plate.
+    :raises ValueError: if no plate holds the whole field, naming what stands outside.
+    """
+    plates = {name: {plate for plate, _ in reading.sites[name].plates} for name in reading.field}
+    common = set.intersection(*plates.values())
+    if not common:
+        largest = max(
+            sorted(set.union(*plates.values())),
+            key=lambda plate: sum(plate in of for of in plates.values()),
+            default=None,
+        )
+        shared = [name for name, found in plates.items() if largest not in found]
+        where = "in a plate (numpyro.plate)" if largest is None else f"in plate {largest!r}"
+        raise ValueError(
+            f"new groups are independent of those of the fit where the whole field stands in one plate, and here "
+            f"{', '.join(map(repr, shared))} is not {where}: what the fit knows of it would be lost. Run the model on "
+            "old and new groups together, or make it a hyperparameter (field=[...] names the other sites)."
+        )
+    return {
+        name: value for name, value in hyper.items() if not common & {plate for plate, _ in reading.sites[name].plates}
+    }

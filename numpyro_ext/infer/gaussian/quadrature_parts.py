@@ -18,7 +18,7 @@ from jax import Array
 from ...compilation.store import shared
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import MoreBlocks
-from ...structure.latent_gaussian.part_data import PartsDiffer, data_of_parts
+from ...structure.latent_gaussian.like_another import PartsDiffer, data_of_parts
 from ...structure.model.running.parts import MemberParts
 from ..front.results import Diagnostics
 from ..front.state import EngineState, Fit

@@ -13,7 +13,7 @@ from jax import Array
 
 from ...compilation.store import shared
 from ...structure import LatentGaussianReading
-from ...structure.latent_gaussian.part_data import PartsDiffer
+from ...structure.latent_gaussian.like_another import PartsDiffer
 from ..front.answers.draws import with_hyper
 from ..front.answers.sites import PosteriorSites, missing_sites
 from ..front.labels import Labels

@@ -12,9 +12,8 @@ from ..front.answers.last_run import LastRun
 from ..front.answers.sites import PosteriorSites
 from ..front.answers.summary import PrintsSummary, Summary
 from ..front.display import ending, evidence
-from ..front.options import check_at_least
+from ..front.options import check_at_least, suggests
 from ..front.results import Diagnostics, LogEvidence
-from ..front.suggestions import suggests
 from .kernels.steps import PathName
 from .run import SMCRun, SMCState
 from .target import Target

@@ -1,4 +1,5 @@
-"""The form of bilinear models: predictors affine in each of two Gaussian blocks when the other is held."""
+"""The form of bilinear models: predictors affine in each of two Gaussian blocks when the other is held,
+and zeros in pairs of a row and a column that are not listed."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.scipy.special import gammaln, xlogy
 
 from ...linalg.cholesky import cholesky, solve_lower
 from ...potentials.base import Potential
-from .background import Background
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -241,3 +242,34 @@ def order_cells(form: Bilinear) -> Bilinear:
     """The form with its cells ordered by rows and by columns, which sums over them rely on."""
     row_order, column_order = jnp.argsort(form.row_index), jnp.argsort(form.column_index)
     return form._replace(row_order=row_order, column_order=column_order)
+
+
+class Selection(NamedTuple):
+    """Dirichlet priors of the probabilities with which rows and columns are selected."""
+
+    rows: Array
+    """Concentrations, shape ``(num_rows,)``."""
+    columns: Array
+    """Shape ``(num_columns,)``."""
+
+    def log_density(self, shares: tuple[Array, Array], counts: tuple[Array, Array]) -> Array:
+        """Log density of the probabilities of rows and columns, and of those of the pairs that were selected.
+
+        :param shares: probabilities of rows and of columns.
+        :param counts: how often each row and each column was selected.
+        """
+        total = jnp.zeros(())
+        for prior, share, count in zip(self, shares, counts, strict=True):
+            constant = gammaln(jnp.sum(prior)) - jnp.sum(gammaln(prior))
+            total += constant + jnp.sum(xlogy(prior - 1.0 + count, share))
+        return total
+
+
+class Background(NamedTuple):
+    """Zeros in pairs of a row and a column, which have the coefficients and the offset that all cells share."""
+
+    exposure: Array
+    """Minus the log probability of a zero over the softplus of its predictor, for pairs that are no cells: the exposure
+    of Poisson counts with that rate, one for Bernoulli outcomes. With a selection the number of censored pairs."""
+    selection: Selection | None = None
+    """Priors of the probabilities with which pairs were selected, where zeros are pairs that were censored."""

@@ -26,7 +26,7 @@ from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
 from ..model.running.untouched import untouched_log_densities
 from ..model.verification import tolerance_of_densities
-from .background import Background, Selection
+from .form import Background, Selection
 
 MOST_PAIRS = 10_000_000
 """Pairs of a row and a column up to which the density of a model is computed for comparison."""

@@ -13,8 +13,7 @@ from numpyro import handlers
 
 from ...distributions.gaussian_markov_random_field import GaussianMarkovRandomField
 from ...potentials.base import Potential
-from ..conflict import Conflict
-from ..errors import ModelStructureError
+from ..errors import Conflict, ModelStructureError
 from ..model.priors import is_gaussian, is_unweighted, unwrap
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo, inspect_sites, mark_candidates

@@ -14,8 +14,7 @@ from ...compilation.quick_jit import quick_jit
 from ...compilation.store import shared
 from ...linalg.gaussian.prior import CovariancePrior, PrecisionPrior
 from ...potentials.base import Potential
-from ..conflict import Conflict
-from ..errors import ModelStructureError
+from ..errors import Conflict, ModelStructureError
 from ..model.priors import dense_prior_block
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo

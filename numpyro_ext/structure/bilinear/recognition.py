@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ..conflict import Conflict
-from ..errors import ModelStructureError
+from ..errors import Conflict, ModelStructureError
 from ..factors.recognise import Recognised, recognise
 from ..model.running.inspection import SiteInfo
 from ..model.tracing import FactorTrace

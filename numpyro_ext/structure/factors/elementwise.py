@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from ...compilation.content import ByContent
-from ..conflict import Conflict
+from ..errors import Conflict
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees, affine_cuts
 from ..program.equations import Atom, Constant

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..conflict import Conflict
+from ..errors import Conflict
 from ..program.degrees import Degree, Degrees, affine_cuts
 from ..program.dependence import dependence
 from ..program.equations import Atom

@@ -15,7 +15,7 @@ from ...potentials import ElementwisePotential, PairPotential
 from ...potentials.elementwise import TemperedPotential
 from ...potentials.pairs import PairKind, kind_of_pair
 from ...potentials.vector_rows import VectorRows, row_directions
-from ..conflict import Conflict
+from ..errors import Conflict
 from ..families import Built
 from ..model.tracing import FactorTrace
 from ..program.degrees import Degree, Degrees

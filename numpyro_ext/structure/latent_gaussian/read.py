@@ -12,8 +12,7 @@ import numpyro.distributions as dist
 
 from ...compilation.content import Structure
 from ...compilation.store import Found, shared
-from ..conflict import Conflict
-from ..errors import ModelStructureError
+from ..errors import Conflict, ModelStructureError
 from ..model.priors import factor_potential, is_gaussian, is_one_sided
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from ...compilation.store import Found, shared
-from ..conflict import Conflict
-from ..errors import ModelStructureError
+from ..errors import Conflict, ModelStructureError
 from .reading import ModelReading
 from .running.execution import ModelCall
 

@@ -14,8 +14,7 @@ from jax import Array
 from ...compilation.quick_jit import quick_jit
 from ...display import Table
 from ...linalg.gaussian.prior import CovariancePrior, LowRankPrior, PrecisionPrior, extreme_eigenvalues
-from ..conflict import Conflict, names_of
-from ..errors import ModelStructureError
+from ..errors import Conflict, ModelStructureError, names_of
 from ..program.degrees import Degree, Degrees, classify
 from ..program.equations import Atom, Constant
 from .priors import colour

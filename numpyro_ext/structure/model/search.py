@@ -13,8 +13,7 @@ import numpyro.distributions as dist
 from jax import Array
 
 from ...first_look import first_look
-from ..conflict import Conflict
-from ..errors import ModelStructureError, Reason
+from ..errors import Conflict, ModelStructureError, Reason
 from .field_checks import MAX_HYPER_SIZE, check_field, check_hyper, check_values
 from .joining import joined_field
 from .priors import is_gaussian, unwrap, why_not_read

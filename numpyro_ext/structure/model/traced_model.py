@@ -16,8 +16,7 @@ from jax import Array
 
 from ...compilation.content import Structure, shapes_of
 from ...display import Shown
-from ..conflict import Conflict
-from ..errors import ModelStructureError
+from ..errors import Conflict, ModelStructureError
 from ..program.equations import Atom, Constant
 from ..program.program import Program
 from ..program.questions import Questions
@@ -27,8 +26,7 @@ from .running.changing import check_supports, needs_value, other_values
 from .running.execution import ModelCall, bound_arguments, tracing_error
 from .running.inspection import SiteInfo
 from .running.recording import make_or_derive
-from .tracing import ModelTrace, trace_with_innovations
-from .unused_sites import is_used, unused_sites
+from .tracing import ModelTrace, is_used, trace_with_innovations, unused_sites
 
 _NOTHING_LOOKED_UP = "cae66941d9efbd404e4d88758ea67670"
 """Digest of no arrays, which keys of states hold since they were written to files."""

@@ -1,9 +1,10 @@
-"""Run a model with innovations in place of its Gaussian sites, and collect what the reader needs."""
+"""Run a model with innovations in place of its Gaussian sites, and collect what the reader needs;
+sites that nothing depends on."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,8 @@ from numpyro.primitives import Messenger
 
 from ...linalg.gaussian.prior import FlatPrior
 from ..families import Family, family_of, parameter_of
+from ..program.equations import Atom
+from ..program.program import Program
 from .priors import (
     density_of_innovation,
     innovation_shape,
@@ -29,6 +32,7 @@ from .priors import (
     unwrap,
 )
 from .running.execution import ModelCall
+from .running.inspection import SiteInfo
 from .running.messages import Message
 from .running.plain_sites import PlainSites, is_scan
 from .running.recording import RecordedSite, Sites
@@ -217,3 +221,25 @@ def _low_rank_tril(base: Any) -> Array:
     factor = base.cov_factor
     diagonal = jnp.eye(factor.shape[-2]) * jnp.asarray(base.cov_diag)[..., None]
     return jnp.linalg.cholesky(factor @ jnp.swapaxes(factor, -1, -2) + diagonal)
+
+
+def unused_sites(
+    program: Program, trace: ModelTrace, given: Mapping[str, object], free: Sequence[SiteInfo]
+) -> tuple[str, ...]:
+    """Names of the sites among ``free`` that can be left out of a fit and drawn by the model afterwards.
+
+    :param given: the atoms of each site.
+    """
+    out = []
+    for site in free:
+        if site.kind == "latent" and not is_used(program, trace, site.name, jax.tree.leaves(given[site.name])):
+            out.append(site.name)
+    return tuple(out)
+
+
+def is_used(program: Program, trace: ModelTrace, name: str, atoms: Sequence[Atom]) -> bool:
+    """True if anything but the prior of a site depends on its values."""
+    priors = [p for n, p in trace.priors.items() if n != name]
+    locations = [a for n, a in trace.locations.items() if n != name]
+    others = [f for n, f in trace.factors.items() if n != name]
+    return bool(program.ancestors(jax.tree.leaves((locations, priors, others))) & set(atoms))

@@ -1,4 +1,5 @@
-"""Values in an equation that its printed parameters do not show, so that no two are taken for one another."""
+"""Values in an equation that its printed parameters do not show, so that no two are taken for one another; and numbers
+that it shows and that change from run to run, which are data."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import dataclasses
 import functools
 import re
 import types
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ...compilation.content import array_key
+from ...compilation.store import shared
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _SHOWN_IN_PART = ClosedJaxpr | Jaxpr | jax.Array | np.ndarray
@@ -142,3 +144,40 @@ def _contents(function: types.FunctionType) -> Iterable[object]:
             yield cell.cell_contents
         except ValueError:  # not filled yet
             continue
+
+
+ELEMENTWISE = frozenset(
+    "abs add add_any broadcast_in_dim convert_element_type copy cos digamma div eq erf erfc erf_inv exp expm1 ge gt"
+    " integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg reshape rsqrt select_n sign sin sqrt"
+    " square sub tanh".split()
+)
+"""Primitives to which a number in a program and one among its data are the same. In others, such as powers, what an
+operation is may depend on it."""
+
+
+class _Seen:
+    """The numbers that a program had when it was last made, and which of them have changed at any time."""
+
+    def __init__(self, hash_without: int, number: int) -> None:
+        self.values: Sequence[bytes] | None = None
+        self.has_changed = np.zeros(number, bool)
+
+
+def changing_literals(without_numbers: Hashable, values: Sequence[object]) -> np.ndarray:
+    """Mask of the numbers that have had other values in earlier programs that are equal but for their numbers.
+
+    A prior around ``y.mean()`` of an array of NumPy, or with a scale that is an argument, makes another program of
+    every data set or scale. The first is compiled as it is, the second with the number among the data, and after that
+    nothing is.
+
+    :param without_numbers: equal for programs that are equal but for these numbers.
+    :param values: the numbers.
+    :return: shape ``(len(values),)``.
+    """
+    found = [np.asarray(value).tobytes() for value in values]
+    # A hash is enough: it is never wrong to take a number for data.
+    seen = shared(_Seen, hash(without_numbers), len(found))
+    if seen.values is not None:
+        seen.has_changed |= np.array([now != before for now, before in zip(found, seen.values, strict=True)], bool)
+    seen.values = found
+    return seen.has_changed

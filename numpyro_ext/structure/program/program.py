@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from ...compilation.collection import without_collection
 from ...compilation.content import Structure, dtype_name
-from .captured import Fingerprint, captured
+from .captured import ELEMENTWISE, Fingerprint, captured, changing_literals
 from .equations import (
     Atom,
     Constant,
@@ -26,7 +26,6 @@ from .equations import (
     inner_jaxpr,
     params_key,
 )
-from .literals import ELEMENTWISE, changing_literals
 from .recurrences import OpenedScan, body_of, is_long_sum, sum_step_by_step
 from .selections import selected_before
 

@@ -14,8 +14,7 @@ from ...linalg.operators.from_functions import adjoint_error
 from ...linalg.solvers.posterior_precision import has_diagonal_gram
 from ...potentials.trees.forest import Forest
 from ...potentials.trees.mixture import TreeParameters
-from ..conflict import Conflict
-from ..errors import ModelStructureError
+from ..errors import Conflict, ModelStructureError
 from ..likelihoods import NORMAL
 from ..model.reading import ModelReading
 from ..model.running.execution import ModelCall

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import digamma, gammaln
 
-from ....structure.bilinear.background import Selection
-from ....structure.bilinear.form import Bilinear
+from ....structure.bilinear.form import Bilinear, Selection
 
 SelectionRule = Literal["learned", "constant"]
 

@@ -21,7 +21,7 @@ from ....structure.model.reading import ModelReading
 from ....structure.model.running.execution import check_key
 from ..display import ShownSite, ShownSites
 from ..labels import Labels
-from ..suggestions import nearest_name
+from ..options import nearest_name
 
 
 class Marginal(ShownSite):

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..display import flatness
 from ..labels import Coords, Dims, Labels
+from ..options import nearest_name, suggests
 from ..results import Diagnostics, HyperEstimate, LogEvidence
-from ..suggestions import nearest_name, suggests
 from .sites import PosteriorSites
 
 _OF_HYPERPARAMETERS = {

@@ -22,8 +22,7 @@ from ...hyper.search import SearchState
 from ..results import HyperDiagnostics
 from .chunks import Interruption
 from .climbs import Climb, Searches
-from .edges import edges_of
-from .maxima import other_maxima
+from .ends import edges_of, other_maxima
 from .symmetries import names_of_directions, why_no_errors
 
 _NO_END = (

@@ -15,7 +15,7 @@ from jax import Array
 from ....compilation.store import shared
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
-from ....structure.latent_gaussian.rows_in_use import ReadingOfRows
+from ....structure.latent_gaussian.like_another import ReadingOfRows
 from ...front.answers.joint_arguments import NotJoined
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm

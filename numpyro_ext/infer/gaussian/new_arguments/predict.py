@@ -26,7 +26,7 @@ from ...front.answers.joint_arguments import JointCall, NotJoined, joint_calls
 from ...front.answers.model_draws import model_draws, observed_leaves
 from ...front.answers.sites import PosteriorSites, SitePosterior
 from ...front.labels import Labels
-from ...front.suggestions import suggests
+from ...front.options import suggests
 from ..answers.prediction import OtherField
 from ..run import GaussianRun
 from .containment import ADVICE, row_places

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...conflict import Conflict
-from ...errors import ModelStructureError
+from ...errors import Conflict, ModelStructureError
 from ...program.degrees import Degree, Degrees, classify
 from ...program.dependence import dependence
 from ...program.patterns import DenseDependence

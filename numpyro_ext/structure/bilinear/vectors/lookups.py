@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ....linalg.padding import rounded_up
-from ..background import Background
+from ..form import Background
 
 
 class Combinations(NamedTuple):

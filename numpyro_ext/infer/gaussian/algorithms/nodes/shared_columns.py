@@ -30,8 +30,7 @@ from .....linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from .....structure.latent_gaussian import BlockKinds, LatentGaussian, MoreBlocks
 from ..algorithm import Algorithm
 from ..fit_info import FitInfo
-from .alike_blocks import kinds_of, of_blocks, one_of_each_kind, total
-from .block_nodes import BlockNodes
+from .block_nodes import BlockNodes, Grid, grid_of
 from .column_information import (
     Columns,
     LogProbabilities,
@@ -47,10 +46,13 @@ from .column_sums import (
     expected,
     expected_log_density,
     joint_log_density,
+    kinds_of,
     log_sums,
+    of_blocks,
+    one_of_each_kind,
+    total,
 )
 from .node_posterior import NodePosterior
-from .shared_grid import Grid, grid_of
 
 
 class ColumnsOfFamily(NamedTuple):
