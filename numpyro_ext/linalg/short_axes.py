@@ -40,3 +40,19 @@ def times_vector(matrix: Array, vector: Array) -> Array:
     [4. 4.]
     """
     return jnp.einsum("...ij,...j->...i", matrix, vector)
+
+
+def as_matrices(spread: Array) -> Array:
+    """Matrices ``(num, n, n)``, of which the diagonals ``(num, n)`` may be given alone.
+
+    >>> import jax.numpy as jnp
+    >>> print(as_matrices(jnp.array([[1.0, 2.0]])))
+    [[[1. 0.]
+      [0. 2.]]]
+    """
+    return spread if spread.ndim == 3 else spread[:, :, None] * jnp.eye(spread.shape[-1], dtype=spread.dtype)
+
+
+def diagonals(spread: Array) -> Array:
+    """Diagonals ``(num, n)`` of matrices, or of what is given by these alone: the inverse of :func:`as_matrices`."""
+    return spread if spread.ndim == 2 else jnp.diagonal(spread, axis1=-2, axis2=-1)

@@ -18,6 +18,7 @@ from ...infer.bilinear.algorithms.incidence import touched
 from ...infer.bilinear.marginals.places import site_places
 from ...infer.bilinear.run import BilinearRun
 from ...linalg.cholesky import cholesky
+from ...linalg.short_axes import as_matrices
 from ...potentials import Potential
 from ...potentials.information import EntropyMethod, predictive_entropy
 from ...potentials.outcomes import log_predictive_probabilities, num_outcomes
@@ -77,10 +78,7 @@ def sigma_points(block: Block) -> Array:
     mean, covariance = block
     assert covariance is not None  # as whoever asks has checked
     size = mean.shape[1]
-    if covariance.ndim == 2:
-        root = jnp.sqrt(covariance)[:, :, None] * jnp.eye(size, dtype=mean.dtype)
-    else:
-        root = cholesky(covariance)
+    root = as_matrices(jnp.sqrt(covariance)) if block.is_diagonal else cholesky(covariance)
     steps = jnp.sqrt(float(size)) * jnp.moveaxis(root, -1, 0)
     return jnp.concatenate([mean + steps, mean - steps])
 

@@ -85,7 +85,7 @@ class BilinearRun(FinishedRun):
         rows, columns = self.blocks
         if not isinstance(rows, Block) or not isinstance(columns, Block):
             return None
-        return _moments(rows), _moments(columns)
+        return Moments(rows.mean, rows.variance), Moments(columns.mean, columns.variance)
 
     @property
     def is_lower_bound(self) -> bool:
@@ -358,13 +358,6 @@ class BilinearRun(FinishedRun):
         bound = float(jnp.sum(info.objective))
         diagnostics = Diagnostics(bool(info.converged), 0, np.array([bound]), 0.0, 0, {}, None, messages)
         return BilinearRun.ended_at(reading, space, programs, state, bound, diagnostics, rng_key, self.num_samples)
-
-
-def _moments(block: Block) -> Moments:
-    if block.covariance is None:
-        return Moments(block.mean, jnp.zeros_like(block.mean))
-    is_full = block.covariance.ndim == 3
-    return Moments(block.mean, jnp.diagonal(block.covariance, axis1=1, axis2=2) if is_full else block.covariance)
 
 
 def check_sizes(old: BilinearReading, new: BilinearReading, sides: tuple[int, ...], advice: str) -> None:

@@ -13,6 +13,7 @@ from jax import Array
 from jax.scipy.special import gammaln, xlogy
 
 from ...linalg.cholesky import cholesky, solve_lower
+from ...linalg.short_axes import as_matrices, diagonals
 from ...potentials.base import Potential
 
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -54,6 +55,16 @@ class GaussianSide(NamedTuple):
             return jnp.sum(jnp.log(self.precision), -1)
         diagonal = jnp.diagonal(cholesky(self.precision), axis1=-2, axis2=-1)
         return 2.0 * jnp.sum(jnp.log(diagonal), -1)
+
+    @property
+    def matrices(self) -> Array:
+        """Precision of each vector, shape ``(num, size, size)``."""
+        return as_matrices(self.precision)
+
+    @property
+    def diagonal(self) -> Array:
+        """Diagonal of each precision, shape ``(num, size)``."""
+        return diagonals(self.precision)
 
     def touched(self, x: Array) -> Array:
         """Quantities that cells see of the vectors: themselves."""

@@ -12,6 +12,7 @@ from jax import Array
 
 from ...linalg.cholesky import cholesky, cholesky_inverse
 from ...linalg.gaussian.prior import DiagonalPrior, PrecisionPrior
+from ...linalg.short_axes import as_matrices
 from ...potentials.base import Potential
 from ..factors.recognise import Recognised
 from ..model.reading import ModelReading
@@ -283,8 +284,7 @@ def _diagonal_precision(prior: DiagonalPrior, local: np.ndarray) -> Array:
 def _dense_precision(prior: Any, local: np.ndarray) -> Array:
     """Precision matrices of the vectors with these elements of the site, zero in rows and columns of others (-1)."""
     if isinstance(prior, DiagonalPrior):
-        values = _diagonal_precision(prior, local)
-        return values[:, :, None] * jnp.eye(local.shape[1], dtype=values.dtype)
+        return as_matrices(_diagonal_precision(prior, local))
     if isinstance(prior, PrecisionPrior):
         blocks = prior.precision
     else:

@@ -16,6 +16,7 @@ from jax import Array
 
 from ....linalg.cholesky import cholesky
 from ....linalg.in_range import IN_RANGE, rows_of
+from ....linalg.short_axes import as_matrices
 from ....potentials.integrals.products.exponential_product import spectral_radius
 from ....structure.bilinear.form import Bilinear
 from .background import AllPairs, listed_potential, rising_zero, sums_over_pairs, unlisted_zeros
@@ -224,13 +225,11 @@ def _visit_cells(
 def _is_diagonal(view: View, own: Block, other: Block) -> bool:
     """True if everything can be done component by component."""
     is_paired = view.shared.pairs is not None or view.cells.coefficients.pairs is not None
-    return is_paired and all(b.covariance is None or b.covariance.ndim == 2 for b in (own, other))
+    return is_paired and own.is_diagonal and other.is_diagonal
 
 
 def _as_needed(covariance: Array | None, is_diagonal: bool) -> Array | None:
-    if is_diagonal or covariance is None or covariance.ndim == 3:
-        return covariance
-    return covariance[:, :, None] * jnp.eye(covariance.shape[-1], dtype=covariance.dtype)
+    return covariance if is_diagonal or covariance is None else as_matrices(covariance)
 
 
 def _no_nan(value: Array) -> Array:

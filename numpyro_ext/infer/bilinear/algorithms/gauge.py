@@ -86,10 +86,7 @@ def _size_in_prior(block: SideBlock, prior: Side, k: int) -> Array:
     if isinstance(block, CoupledBlock):
         return white_size(block)[:k]
     assert isinstance(block, Block) and isinstance(prior, GaussianSide)
-    moment = block.mean[:, :k] ** 2
-    if block.covariance is not None:
-        covariance = block.covariance
-        moment += (covariance if covariance.ndim == 2 else jnp.diagonal(covariance, axis1=1, axis2=2))[:, :k]
+    moment = block.mean[:, :k] ** 2 + block.variance[:, :k]
     if prior.weight is not None:
         moment *= prior.weight[:, None]
     return jnp.sum(_paired_precision(prior, k) * moment, 0)
@@ -108,19 +105,13 @@ def _second_moment(block: SideBlock, prior: Side, k: int) -> Array:
     """Second moments of the first ``k`` components of each vector, ``(num, k, k)``; zero for those not used."""
     assert isinstance(block, Block) and isinstance(prior, GaussianSide)
     mean = block.mean[:, :k]
-    moment = mean[:, :, None] * mean[:, None, :]
-    if block.covariance is not None and block.covariance.ndim == 2:
-        moment += block.covariance[:, :k, None] * jnp.eye(k, dtype=mean.dtype)
-    elif block.covariance is not None:
-        moment += block.covariance[:, :k, :k]
+    moment = mean[:, :, None] * mean[:, None, :] + block.matrices[:, :k, :k]
     return moment if prior.weight is None else prior.weight[:, None, None] * moment
 
 
 def _paired_precision(prior: Side, k: int) -> Array:
     assert isinstance(prior, GaussianSide)
-    if prior.precision.ndim == 2:
-        return prior.precision[:, :k]
-    return jnp.diagonal(prior.precision, axis1=-2, axis2=-1)[:, :k]
+    return prior.diagonal[:, :k]
 
 
 def _is_constant(x: Array, axis_name: str | None = None) -> Array:

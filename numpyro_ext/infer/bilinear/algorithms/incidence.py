@@ -41,7 +41,7 @@ SideBlock = Block | CoupledBlock
 
 def has_diagonal(block: SideBlock) -> bool:
     """True if cells see independent components."""
-    return isinstance(block, CoupledBlock) or block.covariance is None or block.covariance.ndim == 2
+    return isinstance(block, CoupledBlock) or block.is_diagonal
 
 
 def step_sizes(block: SideBlock) -> Array:

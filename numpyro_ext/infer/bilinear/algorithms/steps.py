@@ -73,18 +73,16 @@ def divergence(block: SideBlock, prior: Side) -> Array:
     assert isinstance(prior, GaussianSide)
     if block.covariance is None:
         return -prior.log_density(block.mean)
-    residual, size = block.mean - prior.mean, block.mean.shape[1]
-    if block.covariance.ndim == 3:
+    residual, size, variance = block.mean - prior.mean, block.mean.shape[1], block.variance
+    if block.is_diagonal:
+        log_determinant = jnp.sum(jnp.log(variance), -1)
+    else:
         factor = cholesky(block.covariance)
         log_determinant = 2.0 * jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)), -1)
-        variance = jnp.diagonal(block.covariance, axis1=-2, axis2=-1)
-    else:
-        variance = block.covariance
-        log_determinant = jnp.sum(jnp.log(variance), -1)
     if prior.precision.ndim == 2:
         trace = jnp.sum(prior.precision * variance, -1)
-    elif block.covariance.ndim == 2:
-        trace = jnp.sum(jnp.diagonal(prior.precision, axis1=-2, axis2=-1) * variance, -1)
+    elif block.is_diagonal:
+        trace = jnp.sum(prior.diagonal * variance, -1)
     else:
         trace = jnp.sum(prior.precision * block.covariance, (-2, -1))
     quadratic = trace + prior.quadratic(residual) - size
@@ -103,17 +101,12 @@ def _natural_step(own: Block, prior: GaussianSide, sums: CellSums, step: Array) 
     slope = sums.slope - prior.apply(own.mean - prior.mean)
     precision = sums.precision
     if precision.ndim == 2:
-        diagonal = prior.precision
-        diagonal = diagonal if diagonal.ndim == 2 else jnp.diagonal(diagonal, axis1=-2, axis2=-1)
-        precision = precision + diagonal
+        precision = precision + prior.diagonal
         if own.covariance is None:
             return Block(own.mean + step[:, None] * slope / precision, None)
         variance = 1.0 / ((1.0 - step[:, None]) / own.covariance + step[:, None] * precision)
         return Block(own.mean + step[:, None] * variance * slope, variance)
-    own_prior = prior.precision
-    if own_prior.ndim == 2:
-        own_prior = own_prior[:, :, None] * jnp.eye(own_prior.shape[-1], dtype=own_prior.dtype)
-    precision = precision + own_prior
+    precision = precision + prior.matrices
     if own.covariance is None:
         return Block(own.mean + step[:, None] * positive_solve(precision, slope), None)
     weight = step[:, None, None]

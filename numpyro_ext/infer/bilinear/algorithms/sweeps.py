@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ....linalg.cholesky import cholesky, cholesky_inverse
+from ....linalg.short_axes import as_matrices
 from ....structure.bilinear.form import Bilinear, CoupledSide, Side
 from .cells import Block, View, largest_product, make_view, over_devices, with_best_zeros
 from .gauge import gauge_step
@@ -148,16 +149,14 @@ def init(form: Bilinear, rng_key: Array, row_family: Family, column_family: Fami
 def _initial_block(prior: Side, rng_key: Array, family: Family) -> SideBlock:
     if isinstance(prior, CoupledSide):
         return start_coupled(prior, rng_key, _INITIAL_SPREAD, _INITIAL_VARIANCE)
-    has_matrix = prior.precision.ndim == 3
-    diagonal = jnp.diagonal(prior.precision, axis1=-2, axis2=-1) if has_matrix else prior.precision
-    spread = jnp.minimum(_INITIAL_SPREAD, 1.0 / jnp.sqrt(diagonal))
+    spread = jnp.minimum(_INITIAL_SPREAD, 1.0 / jnp.sqrt(prior.diagonal))
     mean = prior.mean + spread * jax.random.normal(rng_key, prior.mean.shape, prior.mean.dtype)
-    variance = jnp.minimum(_INITIAL_VARIANCE, 1.0 / diagonal)
+    variance = jnp.minimum(_INITIAL_VARIANCE, 1.0 / prior.diagonal)
     if family == "point":
         return Block(mean, None)
     if family == "diagonal":
         return Block(mean, variance)
-    return Block(mean, variance[:, :, None] * jnp.eye(mean.shape[1], dtype=mean.dtype))
+    return Block(mean, as_matrices(variance))
 
 
 def bound(form: Bilinear, rows: SideBlock, columns: SideBlock, views: Views | None = None) -> Array:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from ....linalg.short_axes import reduce_short
+from ....linalg.short_axes import as_matrices, diagonals, reduce_short
 from ....potentials.base import Potential
 from ....potentials.families.poisson import PoissonExpPotential
 from ....potentials.integrals.products.bilinear_expectation import (
@@ -35,6 +35,21 @@ class Block(NamedTuple):
     """Shape ``(num, size)``."""
     covariance: Array | None
     """Shape ``(num, size, size)``, or ``(num, size)`` where the components are independent, or ``None`` for points."""
+
+    @property
+    def is_diagonal(self) -> bool:
+        """True if components are independent, as those of points are."""
+        return self.covariance is None or self.covariance.ndim == 2
+
+    @property
+    def variance(self) -> Array:
+        """Variance of each component, shape ``(num, size)``; zero for points."""
+        return jnp.zeros_like(self.mean) if self.covariance is None else diagonals(self.covariance)
+
+    @property
+    def matrices(self) -> Array:
+        """Covariance of each vector, shape ``(num, size, size)``; zero for points."""
+        return as_matrices(jnp.zeros_like(self.mean) if self.covariance is None else self.covariance)
 
 
 class Coefficients(NamedTuple):
@@ -247,13 +262,13 @@ class Factors(NamedTuple):
             mean, spread = expectation.mean, expectation.covariance
             slope = (weight * self.poisson.counts)[:, None] * pairing.partner.mean - rate[:, None] * mean
             if with_matrix:
-                spread = spread if spread.ndim == 3 else spread[:, :, None] * jnp.eye(spread.shape[1])
+                spread = as_matrices(spread)
                 return CellTerms(value, slope, rate[:, None, None] * (spread + mean[:, :, None] * mean[:, None, :]))
-            return CellTerms(value, slope, rate[:, None] * (mean**2 + _diagonal(spread)))
+            return CellTerms(value, slope, rate[:, None] * (mean**2 + diagonals(spread)))
         assert self.potential is not None
         predictor = pairing.predictor(offset)
         found = expected_bilinear_log_density(self.potential, predictor)
-        precision = found.precision if with_matrix else _diagonal(found.precision)
+        precision = found.precision if with_matrix else diagonals(found.precision)
         if with_matrix and predictor.is_certain:
             # Points have no covariance that would say whether components are apart.
             other = predictor.partner
@@ -261,7 +276,3 @@ class Factors(NamedTuple):
             precision = -second[:, None, None] * other[:, :, None] * other[:, None, :]
         scale = weight.reshape(-1, *(1,) * (precision.ndim - 1))
         return CellTerms(weight * found.value, weight[:, None] * found.slope, scale * precision)
-
-
-def _diagonal(matrix: Array) -> Array:
-    return matrix if matrix.ndim == 2 else jnp.diagonal(matrix, axis1=-2, axis2=-1)

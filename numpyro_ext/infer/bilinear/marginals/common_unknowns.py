@@ -54,12 +54,9 @@ def append_common(vectors: SideBlock, common: Block | None) -> SideBlock:
     num, size = vectors.mean.shape
     more = common.mean.shape[1]
     mean = jnp.concatenate([vectors.mean, jnp.broadcast_to(common.mean, (num, more))], axis=1)
-    covariance = jnp.zeros_like(vectors.mean) if vectors.covariance is None else vectors.covariance
-    if covariance.ndim == 2 and more == 1:
-        return Block(mean, jnp.pad(covariance, [(0, 0), (0, 1)]).at[:, size].set(common.covariance[0, 0, 0]))
-    if covariance.ndim == 2:
-        covariance = covariance[:, :, None] * jnp.eye(size, dtype=mean.dtype)
-    whole = jnp.pad(covariance, [(0, 0), (0, more), (0, more)])
+    if vectors.is_diagonal and more == 1:
+        return Block(mean, jnp.pad(vectors.variance, [(0, 0), (0, 1)]).at[:, size].set(common.covariance[0, 0, 0]))
+    whole = jnp.pad(vectors.matrices, [(0, 0), (0, more), (0, more)])
     return Block(mean, whole.at[:, size:, size:].set(common.covariance[0]))
 
 
@@ -76,10 +73,7 @@ def absorb_common(form: Bilinear, side: Side = "rows") -> Bilinear:
     prior, coefficients = form.common.prior, form.common.coefficients
     num, size = own.mean.shape
     more = prior.mean.shape[1]
-    precision = own.precision
-    if precision.ndim == 2:
-        precision = precision[:, :, None] * jnp.eye(size, dtype=precision.dtype)
-    precision = jnp.pad(precision, [(0, 0), (0, more), (0, more)]).at[:, size:, size:].set(prior.precision[0])
+    precision = jnp.pad(own.matrices, [(0, 0), (0, more), (0, more)]).at[:, size:, size:].set(prior.precision[0])
     mean = jnp.concatenate([own.mean, jnp.broadcast_to(prior.mean, (num, more))], axis=1)
     linear = form.row_linear if is_rows else form.column_linear
     linear = linear if linear.shape[-1] else jnp.zeros((1, size), mean.dtype)

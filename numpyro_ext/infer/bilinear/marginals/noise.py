@@ -109,29 +109,21 @@ def mean_level_probabilities(
 
 def _predictors(cells: Bilinear, rows: Block, columns: Block) -> Moments:
     """Moments of all predictors."""
-    blocks = [_independent(block) for block in (rows, columns)]
+    blocks = [Moments(block.mean, block.variance) for block in (rows, columns)]
     mean, variance = hybrid.predictor_moments(cells, *blocks)
     index, linear = (cells.row_index, cells.column_index), (cells.row_linear, cells.column_linear)
     k = cells.coupling.shape[-1]
     for side, block in enumerate((rows, columns)):
-        if block.covariance is None or block.covariance.ndim == 2:
+        if block.is_diagonal:
             continue
         # what multiplies the vectors, at its mean: its variance meets their variances alone
         partner = cells.coupling * blocks[1 - side].mean[index[1 - side], :k]
         at = jnp.pad(partner, [(0, 0), (0, block.mean.shape[1] - k)])
         if linear[side].shape[-1]:
             at = at + linear[side]
-        between = block.covariance * (1.0 - jnp.eye(block.mean.shape[1], dtype=at.dtype))
+        between = block.matrices * (1.0 - jnp.eye(block.mean.shape[1], dtype=at.dtype))
         variance += jnp.einsum("ni,nij,nj->n", at, between[index[side]], at)
     return Moments(mean, variance)
-
-
-def _independent(block: Block) -> Moments:
-    """Moments of all components."""
-    if block.covariance is None:
-        return Moments(block.mean, jnp.zeros_like(block.mean))
-    is_full = block.covariance.ndim == 3
-    return Moments(block.mean, jnp.diagonal(block.covariance, axis1=1, axis2=2) if is_full else block.covariance)
 
 
 def _drawn(rng_key: Array, block: Moments) -> Moments:

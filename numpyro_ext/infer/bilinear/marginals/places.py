@@ -35,12 +35,7 @@ class SitePlaces(NamedTuple):
         """Variance of each element; points have none."""
         if isinstance(self.block, CoupledBlock):
             return self._correlated()[self.component, self.vector, self.vector]
-        covariance = self.block.covariance
-        if covariance is None:
-            return jnp.zeros_like(self.mean())
-        if covariance.ndim == 2:
-            return covariance[self.vector, self.component]
-        return covariance[self.vector, self.component, self.component]
+        return self.block.variance[self.vector, self.component]
 
     def covariance(self) -> Array:
         """Covariance between all elements; different vectors are independent, or different components."""
@@ -48,10 +43,9 @@ class SitePlaces(NamedTuple):
         if isinstance(self.block, CoupledBlock):
             full = self._correlated()[component[:, None], vector[:, None], vector[None, :]]
             return jnp.where(component[:, None] == component[None, :], full, 0.0)
-        covariance = self.block.covariance
-        if covariance is None or covariance.ndim == 2:
+        if self.block.is_diagonal:
             return jnp.diag(self.variance())
-        full = covariance[vector[:, None], component[:, None], component[None, :]]
+        full = self.block.matrices[vector[:, None], component[:, None], component[None, :]]
         return jnp.where(vector[:, None] == vector[None, :], full, 0.0)
 
     def _correlated(self) -> Array:

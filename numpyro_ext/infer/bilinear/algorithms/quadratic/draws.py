@@ -186,7 +186,7 @@ def best_common(problem: Problem, state: State, draws: Draws) -> Block:
     zero = jnp.zeros((), shift.dtype)
     curvature, linear = _over_chunks(draws, visit, (zero, zero))
     number = draws.number
-    precision = _matrix(prior) + curvature / number * jnp.outer(pairs.common, pairs.common)
+    precision = prior.matrices + curvature / number * jnp.outer(pairs.common, pairs.common)
     mean = prior.apply(prior.mean) + linear / number * pairs.common
     factor = cholesky(precision)
     return Block(cholesky_solve(factor, mean), cholesky_inverse(factor))
@@ -211,7 +211,7 @@ def best_vectors(
     own: Block = getattr(state, side)
     prior: GaussianSide = getattr(problem, side)
     num, size = own.mean.shape
-    matrix = _matrix(prior)
+    matrix = prior.matrices
     diagonal = jnp.broadcast_to(jnp.diagonal(matrix, axis1=-2, axis2=-1), own.mean.shape)
     # What the prior says of a component, the others being held.
     linear = prior.apply(prior.mean - own.mean) + diagonal * own.mean
@@ -248,11 +248,6 @@ def move_vectors(block: SideBlock, step: Array, best: BestVectors) -> tuple[Bloc
 
 def _next_step(step: Array) -> Array:
     return (step ** (-1.0 / _DECAY) + 1.0) ** -_DECAY
-
-
-def _matrix(prior: GaussianSide) -> Array:
-    precision = prior.precision
-    return precision if precision.ndim == 3 else precision[:, :, None] * jnp.eye(precision.shape[1])
 
 
 def updated_moments(moments: DrawMoments, best: BestVectors) -> DrawMoments:

@@ -60,9 +60,8 @@ def own_moments(block: Block, is_diagonal: bool) -> Moments:
     """
     mean = jnp.pad(block.mean, [(0, 0), (0, 1)], constant_values=1.0)
     if is_diagonal:
-        variance = jnp.zeros_like(block.mean) if block.covariance is None else block.covariance
-        return Moments(mean, jnp.pad(variance, [(0, 0), (0, 1)]), None)
-    return Moments(mean, None, pack(jnp.pad(_full_covariance(block), [(0, 0), (0, 1), (0, 1)])))
+        return Moments(mean, jnp.pad(block.variance, [(0, 0), (0, 1)]), None)
+    return Moments(mean, None, pack(jnp.pad(block.matrices, [(0, 0), (0, 1), (0, 1)])))
 
 
 def partner_moments(coefficients: Coefficients, size: int, block: Block, is_diagonal: bool) -> Moments:
@@ -80,7 +79,6 @@ def partner_moments(coefficients: Coefficients, size: int, block: Block, is_diag
     if is_diagonal:
         assert pairs is not None
         k = pairs.shape[-1]
-        variance = jnp.zeros_like(mean) if block.covariance is None else block.covariance
         linear = jnp.zeros((1, other_size), mean.dtype) if other_linear is None else other_linear
         first, spread = (
             jnp.concatenate(
@@ -90,7 +88,7 @@ def partner_moments(coefficients: Coefficients, size: int, block: Block, is_diag
                 ],
                 axis=1,
             )
-            for x, weights, ends in ((mean, pairs, linear), (variance, pairs**2, linear**2))
+            for x, weights, ends in ((mean, pairs, linear), (block.variance, pairs**2, linear**2))
         )
         shift = 0.0 if own_linear is None else jnp.pad(own_linear, [(0, 0), (0, 1)])
         return Moments(first + shift, spread, None)
@@ -105,11 +103,4 @@ def partner_moments(coefficients: Coefficients, size: int, block: Block, is_diag
     constant = jnp.zeros((size + 1,), mean.dtype)
     if own_linear is not None:
         constant = constant.at[:size].set(own_linear[0])
-    return Moments(mean @ whole.T + constant, None, pack(whole @ _full_covariance(block) @ whole.T))
-
-
-def _full_covariance(block: Block) -> Array:
-    covariance, size = block.covariance, block.mean.shape[1]
-    if covariance is None:
-        return jnp.zeros((*block.mean.shape, size), block.mean.dtype)
-    return covariance if covariance.ndim == 3 else covariance[:, :, None] * jnp.eye(size, dtype=covariance.dtype)
+    return Moments(mean @ whole.T + constant, None, pack(whole @ block.matrices @ whole.T))

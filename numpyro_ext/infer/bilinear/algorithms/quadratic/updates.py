@@ -47,14 +47,12 @@ def closed_update(own: Block, prior: GaussianSide, sums: VectorSums, groups: tup
     :param groups: ranges of components; those of a full covariance are all of them.
     """
     size = own.mean.shape[1]
-    eye = jnp.eye(size, dtype=own.mean.dtype)
-    prior_precision = prior.precision if prior.precision.ndim == 3 else prior.precision[:, :, None] * eye
-    precision = prior_precision + sums.precision
+    precision = prior.matrices + sums.precision
     linear = prior.apply(prior.mean) + sums.linear
     mean = own.mean
     for start, stop in groups:
         if (start, stop) == (0, size):
-            if own.covariance is None or own.covariance.ndim == 2:
+            if own.is_diagonal:
                 mean = positive_solve(precision, linear)
                 continue
             factor = cholesky(precision)

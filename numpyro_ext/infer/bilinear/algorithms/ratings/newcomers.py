@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .....linalg.cholesky import cholesky, solve_lower
+from .....linalg.short_axes import as_matrices
 from .....structure.bilinear.noisy.form import Cuts, NoisyBilinear, Scale
 from ..messages import Message, Moments, as_message, damped, mean_of, nothing
 from . import cuts as cut_points
@@ -91,8 +92,7 @@ def start(met: Met, cells: Array) -> NewState:
     :param cells: in slots, shape ``(num_new, num_slots)``.
     """
     form = _form(met, cells, jnp.zeros(cells.shape, bool))
-    size = met.prior.mean.shape[1]
-    vectors = Moments(met.prior.mean, met.prior.variance[:, :, None] * jnp.eye(size, dtype=met.prior.mean.dtype))
+    vectors = Moments(met.prior.mean, as_matrices(met.prior.variance))
     product = as_message(_predictor(met, vectors, cells.reshape(-1)))
     none = nothing(product.shift)
     scales = tuple(GammaMessage(*none) for _ in form.scales)
@@ -339,7 +339,7 @@ def _solved(met: Met, vectors: Moments, cells: Array, factor: Message) -> tuple[
     total = jnp.einsum("psi,ps,psj->pij", at, precision.reshape(num, -1), at)
     wide = _said_by_width(met, vectors, cells, precision, shift)
     diagonal = (1.0 + jnp.maximum(wide * met.prior.variance, _LEAST_OF_PRIOR - 1.0)) / met.prior.variance
-    total += diagonal[:, :, None] * jnp.eye(size, dtype=at.dtype)
+    total += as_matrices(diagonal)
     pull = met.prior.mean / met.prior.variance + jnp.einsum("psi,ps->pi", at, shift.reshape(num, -1))
     identity = jnp.broadcast_to(jnp.eye(size, dtype=at.dtype), total.shape)
     root = solve_lower(cholesky(total), identity)

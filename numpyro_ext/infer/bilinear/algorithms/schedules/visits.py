@@ -113,7 +113,7 @@ def prepare_batch(form: Bilinear, own: Side, own_block: Block, shared: Block) ->
 
 def start_shared(block: Block, prior: GaussianSide) -> SharedVectors:
     """Before the first visit: factors that say nothing."""
-    precision = _as_matrix(prior.precision)
+    precision = prior.matrices
     shift = jnp.einsum("nij,nj->ni", precision, prior.mean)
     return SharedVectors(block, jnp.full(block.mean.shape[:1], 0.5, block.mean.dtype), precision, shift)
 
@@ -171,12 +171,6 @@ def visit_batch(
     new_shift = sums.slope + jnp.einsum("nij,nj->ni", sums.precision, block.mean)
     new = Visited(own, own_step, sums.precision, new_shift, prepared.log_constant + jnp.sum(values))
     return new, SharedVectors(block, step, precision + sums.precision, shift + new_shift)
-
-
-def _as_matrix(precision: Array) -> Array:
-    if precision.ndim == 3:
-        return precision
-    return precision[:, :, None] * jnp.eye(precision.shape[1], dtype=precision.dtype)
 
 
 def _fill_up(form: Bilinear, own: Side) -> Bilinear:
