@@ -19,6 +19,7 @@ from ...infer.front.state import EngineState
 from ...infer.gaussian.algorithms.algorithm import Algorithm
 from ...infer.gaussian.algorithms.held_sites import gaussian_sites
 from ...infer.gaussian.algorithms.posterior import GaussianPosterior
+from ...infer.gaussian.answers.prediction import Slices, observed_parts
 from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.marginal.exact import Exact
 from ...infer.gaussian.run import GaussianRun
@@ -30,7 +31,7 @@ from .drawn_sites import latents_among
 from .draws import PosteriorDraws
 from .focus import Focus, Interest, as_focus, joint_covariance, rows_of_elements, variance_left
 from .outlooks import GaussianOutlook
-from .points import Points, Slices, check_no_others, observed_parts, outlooks_at
+from .points import Points, check_no_others, outlooks_at
 
 _INSTEAD = "Fit an engine on a Gaussian field, such as EP or INLA, and ask it with this focus, or leave focus out."
 

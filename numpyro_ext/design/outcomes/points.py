@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,16 +11,13 @@ import numpy as np
 from jax import Array
 
 from ...infer.gaussian.algorithms.posterior import GaussianPosterior
-from ...infer.gaussian.answers.prediction import are_coordinates_joint
+from ...infer.gaussian.answers.prediction import Slices, are_coordinates_joint, observed_parts
 from ...infer.gaussian.new_arguments.outcome_probabilities import chosen_factors
 from ...infer.gaussian.run import GaussianRun
 from ...potentials import Potential
 from ...structure import LatentGaussianReading
 from .focus import EVERYTHING, Interest, joint_covariance
 from .outlooks import GaussianOutlook, JointField
-
-Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
-"""Function of a site's name and shape that gives the part of it that is looked at."""
 
 
 class Points(NamedTuple):
@@ -81,35 +78,6 @@ def _points_of(run: GaussianRun, interest: Interest) -> Points:
     return Points(jnp.asarray(weights, mean.dtype), potentials, mean, variance, left, covariance)
 
 
-class ObservedPart(NamedTuple):
-    """The observations of a site that are looked at."""
-
-    number: int
-    """Number of the site."""
-    name: str
-    kept: np.ndarray
-    """Numbers of these observations, in their shape."""
-    size: int
-    """Size of the whole site."""
-    rows: np.ndarray
-    """Numbers of the predictors behind them."""
-    rows_per_observation: int
-
-
-def observed_parts(reading: LatentGaussianReading, slices: Slices | None) -> Iterator[ObservedPart]:
-    """The sites with observations, and of each what is looked at."""
-    start = 0
-    for number, name in enumerate(reading.observed_names):
-        shape, num_rows = tuple(reading.factor_shapes[number]), reading.rows_per_observation[number]
-        size = int(np.prod(shape))
-        first, start = start, start + size * num_rows
-        if reading.sites[name].family == "Unit":
-            continue
-        kept = chosen(name, shape, slices)
-        rows = first + (kept.reshape(-1)[:, None] * num_rows + np.arange(num_rows)).reshape(-1)
-        yield ObservedPart(number, name, kept, size, rows, num_rows)
-
-
 def outlooks_at(
     reading: LatentGaussianReading, points: Points, interest: Interest, slices: Slices | None
 ) -> tuple[dict[str, GaussianOutlook], set[str]]:
@@ -154,9 +122,3 @@ def check_no_others(names: set[str]) -> None:
             f"The observations of {sorted(names)} have several predictors each or no known outcomes: what they tell of "
             "a part of the unknowns has no rule. Leave focus out."
         )
-
-
-def chosen(name: str, shape: tuple[int, ...], slices: Slices | None) -> np.ndarray:
-    """The numbers of the observations that are looked at, in their shape."""
-    numbers = np.arange(int(np.prod(shape))).reshape(shape)
-    return numbers if slices is None else numbers[slices(name, shape)]

@@ -12,7 +12,9 @@ from jax import Array
 from ...infer.bilinear.run import BilinearRun
 from ...infer.front.engine import BaseEngine
 from ...infer.front.running.progress import warn
+from ...infer.gaussian.answers.prediction import chosen
 from ...infer.gaussian.engine import Engine
+from ...infer.gaussian.predictive_moments import run_at
 from ...infer.gaussian.run import GaussianRun
 from ...infer.monte_carlo.smc import SMC
 from .conditional import outlooks_given_draws
@@ -20,7 +22,7 @@ from .drawn_sites import NewMembers
 from .draws import PosteriorDraws, draws_of, outlooks_of_draws
 from .focus import Focus, as_focus
 from .outlooks import Outlook
-from .points import Slices, check_no_others, chosen, gaussian_outlooks
+from .points import check_no_others, gaussian_outlooks
 from .slopes import Hyper, slope_outlooks
 from .vectors import Points, outlooks_on_vectors
 
@@ -144,13 +146,3 @@ def _of_predictors(
         more = outlooks_of_draws(draws, draws.args, draws.kwargs, could_be, by_draws)
         out |= {name: outlook.part(chosen(name, outlook.shape, slices)) for name, outlook in more.items()}
     return {name: out[name] for name in reading.observed_names if name in out}
-
-
-def run_at(
-    engine: Engine, run: GaussianRun, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Array
-) -> tuple[GaussianRun, Slices | None]:
-    """The run that holds the observations that are looked at, and which of them these are where some are new."""
-    if not (args or kwargs):
-        return run, None
-    prediction = engine.predict(key, *args, **kwargs)
-    return prediction._run, prediction._new_slices

@@ -24,7 +24,7 @@ from ..front.running.progress import warn
 from ..hyper.curvature import curvature
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
-from .answers.prediction import are_coordinates_joint
+from .answers.prediction import Slices, are_coordinates_joint, observed_parts
 from .integrated_run import IntegratedRun
 from .marginal.exact import exactly
 from .programs import Programs
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 Hyper = Literal["plug-in", "linearised", "mgp", "mixture"]
 Target = Literal["f", "f_plus_noise", "y"]
-
-Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
 
 
 class PredictiveMoments(NamedTuple):
@@ -300,9 +298,16 @@ def _looked_at(
     """The run at the arguments at which to look, and the part of each site that is theirs."""
     if not fitted.fit.diagnostics.converged:
         warn(f"{type(engine).__name__} has not converged, and moments are of the posterior that it has.")
+    return run_at(engine, fitted, args, kwargs, jax.random.key(0))  # the key is of draws, of which there are none
+
+
+def run_at(
+    engine: Engine, run: GaussianRun, args: tuple[Any, ...], kwargs: Mapping[str, Any], rng_key: Array
+) -> tuple[GaussianRun, Slices | None]:
+    """The run that holds the observations that are looked at, and which of them these are where some are new."""
     if not (args or kwargs):
-        return fitted, None
-    prediction = engine.predict(jax.random.key(0), *args, **kwargs)  # the key is of draws, of which there are none
+        return run, None
+    prediction = engine.predict(rng_key, *args, **kwargs)
     return prediction._run, prediction._new_slices
 
 
@@ -311,14 +316,10 @@ def _rows(reading: LatentGaussianReading, slices: Slices | None) -> dict[str, np
 
     :raises ValueError: if a site has several rows for each.
     """
-    out, start = {}, 0
-    for name, shape, num_rows in zip(
-        reading.observed_names, reading.factor_shapes, reading.rows_per_observation, strict=False
-    ):
-        first, start = start, start + int(np.prod(shape)) * num_rows
-        if reading.sites[name].family == "Unit":
-            continue
-        if num_rows != 1:
+    out = {}
+    for part in observed_parts(reading, slices):
+        name = part.name
+        if part.rows_per_observation != 1:
             raise ValueError(
                 f"The observations of site {name!r} have several predictors each, and moments are of one: see "
                 "engine.posterior for those of the field."
@@ -328,8 +329,7 @@ def _rows(reading: LatentGaussianReading, slices: Slices | None) -> dict[str, np
                 f"The coordinates of an observation of site {name!r} ({reading.sites[name].family}) depend on each "
                 "other, and moments are of single predictors: see engine.posterior for those of the field."
             )
-        numbers = first + np.arange(int(np.prod(shape))).reshape(shape)
-        out[name] = numbers if slices is None else numbers[slices(name, tuple(shape))]
+        out[name] = part.rows.reshape(part.kept.shape)
     return out
 
 

@@ -1,9 +1,9 @@
-"""Log predictive densities of observations that a fit has not seen."""
+"""Observations that are looked at, and log predictive densities of those that a fit has not seen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,44 @@ from ....potentials.base import Potential
 from ....potentials.vector_rows import VectorRows
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
+
+Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
+"""Function of a site's name and its shape on all rows that gives the part of it that is asked for."""
+
+
+class ObservedPart(NamedTuple):
+    """The observations of a site that are looked at."""
+
+    number: int
+    """Number of the site."""
+    name: str
+    kept: np.ndarray
+    """Numbers of these observations, in their shape."""
+    size: int
+    """Size of the whole site."""
+    rows: np.ndarray
+    """Numbers of the predictors behind them."""
+    rows_per_observation: int
+
+
+def observed_parts(reading: LatentGaussianReading, slices: Slices | None) -> Iterator[ObservedPart]:
+    """The sites with observations, and of each what is looked at; all of it without slices."""
+    start = 0
+    for number, name in enumerate(reading.observed_names):
+        shape, num_rows = tuple(reading.factor_shapes[number]), reading.rows_per_observation[number]
+        size = int(np.prod(shape))
+        first, start = start, start + size * num_rows
+        if reading.sites[name].family == "Unit":
+            continue
+        kept = chosen(name, shape, slices)
+        rows = first + (kept.reshape(-1)[:, None] * num_rows + np.arange(num_rows)).reshape(-1)
+        yield ObservedPart(number, name, kept, size, rows, num_rows)
+
+
+def chosen(name: str, shape: tuple[int, ...], slices: Slices | None) -> np.ndarray:
+    """The numbers of the observations that are looked at, in their shape."""
+    numbers = np.arange(int(np.prod(shape))).reshape(shape)
+    return numbers if slices is None else numbers[slices(name, shape)]
 
 
 class OtherField(ValueError):

@@ -26,15 +26,12 @@ from ....structure.latent_gaussian import AffineMap
 from ....structure.program.run_compiled import run_compiled
 from ...front.answers.model_draws import predictive_draws
 from ...front.answers.sites import PosteriorSites, missing_sites
-from ..answers.prediction import by_site
+from ..answers.prediction import Slices, by_site
 from ..programs import Programs
 from ..run import GaussianRun, Point
 
 _NUM_POINTS = 3
 """Unknowns at which affine functions are compared."""
-
-Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
-"""From the name and the shape of a site on all rows to the part that belongs to the new ones."""
 
 
 class NewCall(NamedTuple):

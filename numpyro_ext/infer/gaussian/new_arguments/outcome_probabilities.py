@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +16,10 @@ from ....structure.model.priors import unwrap
 from ....structure.model.reading import ModelReading
 from ....structure.program.run_compiled import run_compiled
 from ..algorithms.nodes.node_posterior import NodePosterior
-from ..answers.prediction import are_coordinates_joint
+from ..answers.prediction import ObservedPart, Slices, are_coordinates_joint, observed_parts
 from ..run import GaussianRun
 
 _at_nodes = jax.jit(NodePosterior.at_nodes)
-
-Slices = Callable[[str, tuple[int, ...]], tuple[slice, ...]]
 
 
 def chosen_factors(potential: Potential, chosen: np.ndarray, size: int) -> Potential:
@@ -47,15 +45,13 @@ def probabilities_by_predictors(run: GaussianRun, slices: Slices) -> dict[str, n
     :return: of shape ``(*observations, outcomes)`` by site; sites of real numbers, and of several predictors, are left
         out.
     """
-    reading, start = run.reading, 0
-    wanted: dict[str, tuple[int, np.ndarray, int, int]] = {}
-    for number, name in enumerate(reading.observed_names):
-        shape, width = tuple(reading.factor_shapes[number]), reading.rows_per_observation[number]
-        size = int(np.prod(shape))
-        first, start = start, start + size * width
-        known = reading.abstract_form.potentials[number].outcomes() if width == 1 else None
-        if known is not None and known.width is None and not are_coordinates_joint(reading, name):
-            wanted[name] = number, np.arange(size).reshape(shape)[slices(name, shape)], size, first
+    reading = run.reading
+    wanted: list[ObservedPart] = []
+    for part in observed_parts(reading, slices):
+        is_single = part.rows_per_observation == 1
+        known = reading.abstract_form.potentials[part.number].outcomes() if is_single else None
+        if known is not None and known.width is None and not are_coordinates_joint(reading, part.name):
+            wanted.append(part)
     if not wanted:
         return {}
     points = [(weight, inputs, run.programs.rows(*inputs)) for weight, inputs in run.weighted_points()]
@@ -72,10 +68,10 @@ def probabilities_by_predictors(run: GaussianRun, slices: Slices) -> dict[str, n
         means, variances = predictors, np.zeros_like(predictors)
         masses = masses * np.repeat(weights, num_parts)[:, None]
     out = {}
-    for name, (number, kept, size, first) in wanted.items():
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(form.potentials[number] for form in forms))
-        rows = first + kept.reshape(-1)
-        factors = chosen_factors(stacked, kept.reshape(-1), size)
+    for part in wanted:
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(form.potentials[part.number] for form in forms))
+        rows = part.rows
+        factors = chosen_factors(stacked, part.kept.reshape(-1), part.size)
         if num_parts > 1:
             factors = jax.tree.map(lambda leaf: jnp.repeat(leaf, num_parts, axis=0), factors)
         inputs = (
@@ -87,7 +83,7 @@ def probabilities_by_predictors(run: GaussianRun, slices: Slices) -> dict[str, n
         count = num_outcomes(*inputs)
         assert count is not None  # as outcomes have no width
         table = np.exp(np.asarray(log_predictive_probabilities(*inputs, count)))
-        out[name] = np.moveaxis(table, 0, -1).reshape(*kept.shape, count)
+        out[part.name] = np.moveaxis(table, 0, -1).reshape(*part.kept.shape, count)
     return out
 
 
