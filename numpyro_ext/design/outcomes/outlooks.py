@@ -31,8 +31,6 @@ from .committee import BiasCorrection
 LARGEST_TABLE = 2**28
 """Numbers in a table of draws, observations and outcomes: 2 GB."""
 
-"""Standard deviations to either side at which votes are counted, and at how many places."""
-
 
 @dataclass(kw_only=True)
 class Outlook(ABC):

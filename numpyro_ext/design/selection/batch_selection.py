@@ -12,6 +12,7 @@ from jax import Array, random
 
 from ...infer.front.options import check_at_least
 from ...infer.front.running.progress import warn
+from ...infer.hyper.density.cloud import systematic
 from ...potentials import GaussianPotential
 from ...potentials.outcomes import log_probabilities, num_outcomes
 from ..outcomes.focus import Focus
@@ -163,8 +164,7 @@ class _LogDeterminants:
                 "or fit with integrate='none'."
             )
         # Of each draw the point it comes from, as often as its weight has it.
-        ends = np.cumsum(self._weights) / self._weights.sum()
-        self._points = np.minimum(np.searchsorted(ends, (np.arange(num_draws) + 0.5) / num_draws), len(ends) - 1)
+        self._points = systematic(self._weights, num_draws, 0.5)
         self._mean = np.repeat(joint.mean[:, None, at], num_draws, axis=1)
         with np.errstate(divide="ignore"):
             self._log_shares = np.repeat(np.log(self._weights)[:, None], num_draws, axis=1)
@@ -247,9 +247,8 @@ class _Configurations:
         masses = self._masses[:, None] * (self._given @ p)
         kept = np.argwhere(masses > 0.0)
         if len(kept) > self._most:
-            share = np.cumsum(masses[tuple(kept.T)])
-            places = (np.arange(self._most) + self._rng.uniform()) / self._most * share[-1]
-            drawn, count = np.unique(np.searchsorted(share, places), return_counts=True)
+            places = systematic(masses[tuple(kept.T)], self._most, self._rng.uniform())
+            drawn, count = np.unique(places, return_counts=True)
             kept, total = kept[drawn], count / self._most
             self.method = f"{self._most} draws of the outcomes under {len(self._p)} draws"
         else:
@@ -277,8 +276,7 @@ def _table_of_predictors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log probabilities of outcomes under joint draws of the predictors, and the weights of these."""
     covariance, _ = joint.covariances(at)
-    ends = np.cumsum(joint.weights) / joint.weights.sum()
-    points = np.minimum(np.searchsorted(ends, (np.arange(num_draws) + 0.5) / num_draws), len(ends) - 1)
+    points = systematic(joint.weights, num_draws, 0.5)
     eta = np.empty((num_draws, len(at)))
     for point in np.unique(points):
         values, vectors = np.linalg.eigh(covariance[point])

@@ -22,12 +22,13 @@ from ..front.answers.sites import PointPosterior, PosteriorSites, SitePosterior,
 from ..front.files.archive import Content
 from ..front.results import Diagnostics, HyperEstimate, LogEvidence
 from ..front.run import hyper_estimates
+from ..hyper.density.cloud import systematic
 from .answers.prediction import by_site
 from .integration.exploration import MANY_ROWS, Exploration, Integration, explore
 from .integration.matched_weights import features_of, matched_weights
 from .integration.mixture_marginals import MarginalMixture
 from .integration.mixture_posteriors import HyperPosterior, MixturePosterior
-from .integration.scatter import NUM_POINTS, Scatter, scatter, systematic
+from .integration.scatter import NUM_POINTS, Scatter, scatter
 from .integration.simplified_laplace import simplified_laplace_marginals
 from .integration.surroundings import Surroundings
 from .run import GaussianRun, Point
@@ -154,7 +155,7 @@ class IntegratedRun(GaussianRun):
     def _draw_hyper(self, name: str, rng_key: Array, num_samples: int) -> Array:
         """Draws of one hyperparameter, without those of the field."""
         points, generator = self.draw_points(rng_key, num_samples), _generator_and_keys(rng_key)[0]
-        chosen = generator.permutation(systematic(points.weights, num_samples, generator))
+        chosen = generator.permutation(systematic(points.weights, num_samples, generator.random()))
         return to_device(np.asarray(points.fits.hyper[name])[chosen])
 
     @property
@@ -249,7 +250,7 @@ class IntegratedRun(GaussianRun):
         """Draws from a mixture over points, in random order."""
         # By NumPy: each of a dozen small programs would have to be compiled.
         generator, make_keys = _generator_and_keys(rng_key)
-        chosen = systematic(points.weights, num_samples, generator)
+        chosen = systematic(points.weights, num_samples, generator.random())
         counts = np.bincount(chosen, minlength=len(points.weights))
         num_points, most = _CALLS_OF_SMALL if self.programs.is_small else _CALLS
         if self.fits_in_one_pass and self.exploration.nearly_normal is not None:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from ...hyper.density.cloud import systematic
 from ..running.progress import warn
 
 Resample = Literal["psis"]
@@ -86,9 +87,7 @@ def psis_resampled(log_weights: np.ndarray, num_samples: int, rng_key: Array) ->
         )
     smoothed, shape = pareto_smoothed(log_weights)
     generator = np.random.default_rng(np.asarray(jax.random.bits(rng_key, (2,))))
-    ends = np.cumsum(np.exp(smoothed))
-    places = (np.arange(num_samples) + generator.random()) / num_samples
-    chosen: np.ndarray = generator.permutation(np.searchsorted(ends / ends[-1], places))
+    chosen: np.ndarray = generator.permutation(systematic(np.exp(smoothed), num_samples, generator.random()))
     distinct = len(np.unique(chosen))
     if shape > LARGEST_SHAPE or distinct < min(num_samples, max(2.0, _LEAST_DISTINCT * num_samples)):
         warn(

@@ -53,13 +53,6 @@ class Scatter(NamedTuple):
         return cls(found.weights, found.log_volumes, found.fits)
 
 
-def systematic(weights: np.ndarray, num_samples: int, generator: np.random.Generator) -> np.ndarray:
-    """Numbers of the points that draws come from, in order: each as often as its weight says, but for less than one."""
-    ends = np.cumsum(weights)
-    places = (np.arange(num_samples) + generator.random()) / num_samples
-    return np.minimum(np.searchsorted(ends / ends[-1], places), len(ends) - 1)
-
-
 def scatter(
     around: Surroundings,
     found: Exploration,

@@ -39,6 +39,18 @@ class Cloud(NamedTuple):
     """Standard error of the log integral, as the weights tell it."""
 
 
+def systematic(weights: np.ndarray, number: int, start: float | np.ndarray) -> np.ndarray:
+    """Numbers of the points that draws come from, in order: each as often as its weight says, but for less than one.
+
+    :param weights: of the points, which need not sum to one.
+    :param int number: of draws.
+    :param start: place of each draw in its own part of the total weight, from zero to one; one place for all, or as
+        many.
+    """
+    ends = np.cumsum(weights)
+    return np.minimum(np.searchsorted(ends / ends[-1], (np.arange(number) + start) / number), len(ends) - 1)
+
+
 def draw_cloud(
     emulator: Emulator,
     before: np.ndarray | None,
@@ -73,8 +85,7 @@ def draw_cloud(
     total = float(logsumexp(log_weights))
     weights = np.exp(log_weights - total)
     error = math.sqrt(max(float(weights @ weights) - 1.0 / len(weights), 0.0))
-    places = (np.arange(num_draws) + generator.random()) / num_draws
-    draws = points[np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)]
+    draws = points[systematic(weights, num_draws, generator.random())]
     heights = emulator.log_density(draws)
     step = np.linalg.cholesky(_covariance(draws)) * min(1.0, 2.0 / math.sqrt(size))
     for _ in range(_NUM_MOVES):
@@ -100,9 +111,7 @@ def spread_out(cloud: Cloud, number: int, generator: np.random.Generator) -> tup
         log_flat = np.log(cloud.weights) - flattening * heights
     flat = np.exp(log_flat - np.max(log_flat))
     order = _in_cells(cloud.points)
-    ends = np.cumsum(flat[order])
-    places = (np.arange(number) + generator.random(number)) / number
-    chosen = np.unique(order[np.minimum(np.searchsorted(ends / ends[-1], places), len(order) - 1)])
+    chosen = np.unique(order[systematic(flat[order], number, generator.random(number))])
     return chosen, (1.0 - flattening) * heights[chosen]
 
 
