@@ -6,7 +6,6 @@ from .outcomes.committee import committee_information, nested_information
 from .outcomes.draws import PosteriorDraws, draws_of
 from .plots import plot_information, plot_learning_curves, plot_queries
 from .protocols import Phase, compare_acquisitions
-from .scores.classical_information import maximum_information
 from .scores.frequencies import empirical_entropy
 from .scores.pointwise import (
     committee_divergence,
@@ -14,6 +13,7 @@ from .scores.pointwise import (
     gini,
     least_confidence,
     margin,
+    maximum_information,
     predictive_entropy,
     random_scores,
     variation_ratio,

@@ -23,9 +23,15 @@ from ..front.running.averages import Averages
 from ..front.running.chunks import Interruption
 from ..front.running.extrapolation import extrapolate
 from ..front.running.progress import progress_bar as progress
-from .component_analysis import aligned_loadings, factor_step, free_step, prior_gradient
+from .component_analysis import (
+    aligned_loadings,
+    factor_step,
+    free_step,
+    parts_of_batches,
+    prior_after_pass,
+    prior_gradient,
+)
 from .fit import CollaborativeFit
-from .minibatches import parts_of_batches, prior_after_pass
 from .options import Accelerator, Covariance, check_options, checked_kernel, continued_prior, first_prior
 from .pairs import Pairs, UserBatch, batches_of_users, checked_pairs, warn_of_self_comparisons
 from .user_inference import Method, SharedPrior, infer_users, initial_state

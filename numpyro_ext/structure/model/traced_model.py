@@ -21,12 +21,12 @@ from ..program.equations import Atom, Constant
 from ..program.program import Program
 from ..program.questions import Questions
 from .hyper_site import HyperSite
-from .index_check import check_indices
 from .running.changing import check_supports, needs_value, other_values
 from .running.execution import ModelCall, bound_arguments, tracing_error
 from .running.inspection import SiteInfo
 from .running.recording import make_or_derive
 from .tracing import ModelTrace, is_used, trace_with_innovations, unused_sites
+from .validation import check_indices
 
 _NOTHING_LOOKED_UP = "cae66941d9efbd404e4d88758ea67670"
 """Digest of no arrays, which keys of states hold since they were written to files."""
