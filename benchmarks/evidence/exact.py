@@ -27,7 +27,7 @@ from numpyro_ext.infer import EP, PosteriorReparam
 from tests import gallery
 
 from ..harness import CompiledNuts, Study, blocks, first_and_next, table
-from .exact_costs import COSTS, cost_lines
+from .exact_costs import COSTS, cost_lines, cox_process
 
 NUM_SAMPLES = 500
 WARMUP, WARMUP_IN_COORDINATES = 500, 200
@@ -93,23 +93,6 @@ def coal_mining(is_centred: bool) -> tuple[Model, tuple[Any, ...]]:
     return partial(models.cox_process, nonlinearity="exponential", centered=is_centred), (found.centres, found.counts)
 
 
-def cox_process(is_centred: bool) -> tuple[Model, tuple[Any, ...]]:
-    """Counts at 40 points, the length and the scale of their log rate learned."""
-    t = np.arange(40.0)
-
-    def model(t: Any, counts: Any) -> None:
-        scale, length = numpyro.sample("scale", dist.HalfNormal(1)), numpyro.sample("length", dist.LogNormal(2, 0.5))
-        kernel = scale**2 * jnp.exp(-0.5 * ((t[:, None] - t) / length) ** 2) + 1e-6 * jnp.eye(t.size)
-        if is_centred:
-            f = numpyro.sample("f", dist.MultivariateNormal(jnp.full(t.size, 0.5), kernel))
-        else:
-            white = numpyro.sample("f", dist.Normal(0, 1).expand([t.size]).to_event(1))
-            f = 0.5 + jnp.linalg.cholesky(kernel) @ white
-        numpyro.sample("counts", dist.Poisson(jnp.exp(f)), obs=counts)
-
-    return model, (t, np.random.default_rng(3).poisson(np.exp(0.5 + np.sin(t / 8))))
-
-
 def volatility(is_centred: bool) -> tuple[Model, tuple[Any, ...]]:
     """Returns whose log scale walks, as in the gallery."""
     published = gallery.MODELS["stochastic_volatility"]
@@ -148,7 +131,7 @@ MODELS = {
     "Hilbert space process": of_gallery("hilbert_space_matern"),
     "ordinal, cut points": of_gallery("ordinal_regression"),
     "Student-t regression": of_gallery("robust_regression"),
-    "Cox process, 40 points": cox_process,
+    "Cox process, 40 points": partial(cox_process, 40),
     "coal mining, 50 counts": coal_mining,
 }
 ONE_FORM = {

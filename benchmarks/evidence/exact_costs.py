@@ -62,14 +62,18 @@ def series(num_steps: int) -> tuple[Callable[..., None], tuple[Any, ...]]:
     return model, (jnp.asarray(counts),)
 
 
-def process(num_points: int) -> tuple[Callable[..., None], tuple[Any, ...]]:
+def cox_process(num_points: int, is_centred: bool = True) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """Counts at points, the length and the scale of their log rate learned."""
     t = np.arange(float(num_points))
 
     def model(t: Any, counts: Any) -> None:
         scale, length = numpyro.sample("scale", dist.HalfNormal(1)), numpyro.sample("length", dist.LogNormal(2, 0.5))
         kernel = scale**2 * jnp.exp(-0.5 * ((t[:, None] - t) / length) ** 2) + 1e-6 * jnp.eye(t.size)
-        f = numpyro.sample("f", dist.MultivariateNormal(jnp.full(t.size, 0.5), kernel))
+        if is_centred:
+            f = numpyro.sample("f", dist.MultivariateNormal(jnp.full(t.size, 0.5), kernel))
+        else:
+            white = numpyro.sample("f", dist.Normal(0, 1).expand([t.size]).to_event(1))
+            f = 0.5 + jnp.linalg.cholesky(kernel) @ white
         numpyro.sample("counts", dist.Poisson(jnp.exp(f)), obs=counts)
 
     return model, (t, np.random.default_rng(3).poisson(np.exp(0.5 + np.sin(t / 8))))
@@ -138,8 +142,8 @@ def chain(draw: int, model: Callable[..., None], args: tuple[Any, ...]) -> dict[
 _GRADIENTS = {
     "gradient: Poisson intercepts, 60 groups": partial(groups, 60),
     "gradient: Poisson intercepts, 20,000 groups": partial(groups, 20_000),
-    "gradient: Cox process, 40 points": partial(process, 40),
-    "gradient: Cox process, 100 points": partial(process, 100),
+    "gradient: Cox process, 40 points": partial(cox_process, 40),
+    "gradient: Cox process, 100 points": partial(cox_process, 100),
     "gradient: series of 500 counts": partial(series, 500),
     "gradient: series of 10,000 counts": partial(series, 10_000),
 }

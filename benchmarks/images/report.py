@@ -3,8 +3,8 @@
 ``python -m benchmarks.images.report`` writes ``results/<date>-images.md``. Peers have their best settings of several,
 chosen with the true picture; the engines learn theirs. Larger pictures are in ``bench_images``. Options name other
 reports, ``results/<date>-images-<option>.md``: ``--medians`` and ``--bands`` of mixtures and averages over bases,
-``--colours``, ``--photons``, ``--inpainting`` of 256 x 256 pictures after a few steps, ``--large`` pictures of up to
-4096 x 4096, and ``--dense`` rows, of blurs and Fourier transforms.
+``--colours``, ``--photons``, ``--inpainting`` of 256 x 256 pictures after a few steps, and ``--large`` pictures of up
+to 4096 x 4096.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -23,12 +23,11 @@ import skimage.data
 from numpyro_ext.infer import EP, StructuredMeanField
 from numpyro_ext.models import wavelet_denoising, wavelet_inpainting
 
-from ..harness import blocks, cpu_seconds, table, write_report
+from ..harness import blocks, cpu_seconds, in_own_process, table, write_report
 from .peers import Picture, denoised, inpainted
 from .photons import photons, photons_at_one_setting
 from .pictures import NOISE, decibels, inpainting_problem, inside, noisy_photograph, photograph
 from .rows import Methods, risk_of
-from .sizes import dense_sweeps, large_pictures
 
 KEY = jax.random.key(0)
 
@@ -171,6 +170,22 @@ def early_inpainting() -> list[str]:
     return table(heads, rows)
 
 
+def large_pictures() -> list[str]:
+    """One fit in one basis of each size, in processes of their own."""
+
+    def rows() -> Iterator[Iterable[Any]]:
+        first = np.ones(2)
+        for side in (1024, 2048, 4096):
+            found = in_own_process("images.once", "large", side)
+            each = 1e6 * found["seconds"] / side**2 * np.array([1.0, 1.0 / found["evaluations"]])
+            first = each if side == 1024 else first
+            own = [f"{found['seconds']:.1f}", found["evaluations"], found["converged"], f"{found['decibels']:.2f}"]
+            yield f"{side} x {side}", *own, f"{found['bytes'] / 2**30:.1f}", *each, *(each / first)
+
+    heads = "picture | CPU-s | evaluations | converged | dB | memory, GiB | µs a pixel | and evaluation | ratio | ratio"
+    return table(heads, rows())
+
+
 SEVERAL: dict[str, Any] = {"num_shifts": 16, "average_over": {"wavelet": ["haar", "sym4"]}}
 COMPONENTS = {"Laplace": ("laplace", "laplace"), "Student-t": ("gaussian", "student")}
 
@@ -286,16 +301,6 @@ REPORTS: dict[str, Report] = {
             "alone. The ratios are those of the two columns before them to the smallest picture. Single precision.",
         ],
         large_pictures,
-    ),
-    "dense": (
-        "Pictures: sweeps of EP where rows touch many pixels",
-        [
-            "One sweep with Laplace factors on all differences of neighbours, beside one Cholesky factorisation of as",
-            "many unknowns. The blur has Poisson factors; the Fourier coefficients have Gaussian noise. Both are",
-            "compiled before; seconds are of the processor, memory is that of arguments, results and temporaries.",
-            "Double precision.",
-        ],
-        dense_sweeps,
     ),
 }
 

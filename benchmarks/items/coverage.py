@@ -11,8 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 from scipy.stats import chisquare
 
 from numpyro_ext.infer import AdaptiveQuadrature
@@ -20,6 +18,7 @@ from numpyro_ext.infer.calibration import Calibration
 
 from ..evidence.calibration import endings, shares, simulated, together
 from ..harness import Study, blocks, table
+from .many_people import two_parameter_logistic
 
 _NUM_BATCHES, _BATCH, _NUM_SAMPLES = 8, 25, 399
 _NUM_PEOPLE, _NUM_ITEMS, _NUM_BINS = 200, 20, 10
@@ -27,19 +26,10 @@ _KINDS = {"auto": "drawn", "none": "points"}
 _LEAST, _MOST = 0.87, 0.93
 
 
-def two_parameter_logistic(response: Any = None) -> None:
-    """Two hundred people and twenty items."""
-    with numpyro.plate("items", _NUM_ITEMS):
-        a = numpyro.sample("discrimination", dist.LogNormal(0, 0.5))
-        d = numpyro.sample("intercept", dist.Normal(0, 3))
-    with numpyro.plate("people", _NUM_PEOPLE):
-        trait = numpyro.sample("trait", dist.Normal(0, 1))
-    numpyro.sample("response", dist.Bernoulli(logits=a * trait[:, None] + d), obs=response)
-
-
 def _fit(batch: int, integrate: str) -> dict[str, Any]:
     options = {"integrate": integrate, "num_samples": _NUM_SAMPLES, "progress_bar": False}
-    return simulated(AdaptiveQuadrature(two_parameter_logistic, **options), batch, _BATCH)
+    model = partial(two_parameter_logistic, num_people=_NUM_PEOPLE, num_items=_NUM_ITEMS)
+    return simulated(AdaptiveQuadrature(model, **options), batch, _BATCH)
 
 
 def _rows(kind: str, found: Calibration) -> Iterator[Iterable[Any]]:
