@@ -27,8 +27,7 @@ from ..datasets import EventCounts, load_coal_mining, load_coal_mining_counts
 from ..infer import EP, INLA, SMC, LaplaceApproximation, VariationalGaussian
 from ..models import cox_process
 from ..structure import ModelStructureError
-from .plots import plot_engines, plot_intensities, plot_predictive_check
-from .results import Result
+from .plots import Result, plot_engines, plot_intensities, plot_predictive_check
 
 NONLINEARITIES = ("rectified", "softplus", "exponential")
 _SVI_STEPS, _SVI_ROUNDS = 10_000, 10

@@ -1,16 +1,36 @@
-"""The pictures of the demo."""
+"""The results of the demo, engine by engine, and its pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from ..datasets import EventCounts
-from .results import Result
+
+
+class Result(NamedTuple):
+    """One engine under one non-linearity."""
+
+    nonlinearity: str
+    engine: str
+    first_seconds: float = 0.0
+    """Seconds of a run in a process that has compiled nothing for this engine and model."""
+    next_seconds: float = 0.0
+    """Seconds of a run on other data of the same shape."""
+    draws: dict[str, Any] | None = None
+    log_evidence: str = ""
+    loo: float = 0.0
+    mean_gap: float = 0.0
+    """Largest difference of the means of the field to those of NUTS, in standard deviations of NUTS."""
+    sd_gap: float = 0.0
+    """Largest difference of a standard deviation of the field to that of NUTS, as a share of it."""
+    remark: str = ""
+
 
 _COLOURS = {"rectified": "#1b6ca8", "softplus": "#c0572b", "exponential": "#5b8c3a"}
 _INK = "#333333"

@@ -8,8 +8,7 @@ import pytest
 from numpyro_ext.datasets import load_coal_mining, load_coal_mining_counts
 from numpyro_ext.demo import comparison
 from numpyro_ext.demo.comparison import format_table
-from numpyro_ext.demo.plots import plot_engines, plot_intensities
-from numpyro_ext.demo.results import Result
+from numpyro_ext.demo.plots import Result, plot_engines, plot_intensities
 from numpyro_ext.infer import EP, SMC
 
 
