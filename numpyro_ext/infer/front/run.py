@@ -77,7 +77,7 @@ class FinishedRun(ABC):
     @cached_property
     def all_labels(self) -> Labels:
         """The labels of a person, and the plates of the model, which name the dimensions of others."""
-        plates = {name: site.dims for name, site in self.reading.sites.items() if site.dims}
+        plates = {name: site.dims for name, site in self.judged.sites.items() if site.dims}
         return Labels(plates=plates).updated(self.labels)
 
     @property

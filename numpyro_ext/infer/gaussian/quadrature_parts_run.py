@@ -16,7 +16,6 @@ from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian.like_another import PartsDiffer
 from ..front.answers.draws import with_hyper
 from ..front.answers.sites import PosteriorSites, missing_sites
-from ..front.labels import Labels
 from ..front.results import Diagnostics
 from ..front.state import Fit
 from ..hyper.space import UnconstrainedSpace
@@ -103,12 +102,6 @@ class MembersRun(QuadratureRun):
     def flat_sites(self) -> tuple[str, ...]:
         """No sites: unknowns of all members have proper priors."""
         return ()
-
-    @cached_property
-    def all_labels(self) -> Labels:
-        """The labels of a person, and the plates of the model."""
-        plates = {name: site.dims for name, site in self.judged.sites.items() if site.dims}
-        return Labels(plates=plates).updated(self.labels)
 
     @property
     def labelled_shapes(self) -> dict[str, tuple[int, ...]]:
