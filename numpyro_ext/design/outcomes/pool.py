@@ -17,8 +17,9 @@ from jax import Array
 
 from ...compilation.store import shared
 from ...infer.gaussian.algorithms.algorithm import Algorithm
+from ...infer.gaussian.new_arguments.known_field import rows_at
 from ...infer.gaussian.run import GaussianRun
-from ...linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows
+from ...linalg.gaussian.design import DenseDesign, SparseRows
 from ...linalg.gaussian.prior import CovariancePrior, PriorBlock, is_valid_prior
 from ...potentials.outcomes import with_outcome
 from ...structure import LatentGaussianReading
@@ -353,7 +354,7 @@ def rows_of(form: LatentGaussian, seen: _Seen) -> LatentGaussian:
         start += size
     at = jnp.concatenate(index)
     return form._replace(
-        design=_take(form.design, at),
+        design=rows_at(form.design, at),
         offset=form.offset[at],
         potentials=tuple(potentials),
         observed=tuple(observed),
@@ -362,10 +363,3 @@ def rows_of(form: LatentGaussian, seen: _Seen) -> LatentGaussian:
         touched=None,
         layout=form.layout and dataclasses.replace(form.layout, row_slots=form.layout.row_slots[at]),
     )
-
-
-def _take(design: AnyDesign, at: Array) -> AnyDesign:
-    if isinstance(design, DenseDesign):
-        return DenseDesign(design.matrix[at])
-    assert isinstance(design, SparseRows)  # as of all pools
-    return SparseRows(design.columns[at], design.values[at], design.num_columns, design.bandwidth)

@@ -102,7 +102,7 @@ def _of_elements(reading: LatentGaussianReading, programs: Programs) -> tuple[Ca
 
     def maps(hyper: dict[str, Array], data: Sequence[object], places: Mapping[str, Array]) -> dict[str, AffineMap]:
         found = reading.maps(hyper, data, tuple(places))
-        return {n: AffineMap(_rows(found[n].design, at), found[n].offset[at]) for n, at in places.items()}
+        return {n: AffineMap(rows_at(found[n].design, at), found[n].offset[at]) for n, at in places.items()}
 
     def marginals(
         data: Sequence[object], hyper: Any, state: Any, new: Any, places: Any, *, marginals_fn: Callable[..., Any]
@@ -312,7 +312,8 @@ def _is_in(alone: Mapping[str, Any], together: Mapping[str, Any], slices: Slices
     return True
 
 
-def _rows(design: AnyDesign, places: Array) -> AnyDesign:
+def rows_at(design: AnyDesign, places: Array) -> AnyDesign:
+    """Some rows of a design."""
     if isinstance(design, SparseRows):
         return SparseRows(design.columns[places], design.values[places], design.num_columns, design.bandwidth)
     return DenseDesign((design.matrix if isinstance(design, DenseDesign) else design.to_dense())[places])
