@@ -26,7 +26,6 @@ from ..front.state import EngineState, check_init_state, data_digest
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import hybrid
 from .algorithms import sweeps as core
-from .algorithms.incidence import step_sizes
 from .algorithms.messages import Moments, next_damping
 from .algorithms.ratings.iterations import CHUNK as RATINGS_CHUNK
 from .algorithms.ratings.variances import Rule
@@ -122,8 +121,7 @@ class HybridRun(BilinearRun):
     @cached_property
     def _posterior_state(self) -> core.State:
         rows, columns = self.messages.blocks(self.reading.data, self.fit.hyper, self.fit.last_state.state)
-        value = jnp.asarray(self.fit.log_evidence)
-        return core.State(rows, columns, step_sizes(rows), step_sizes(columns), value, jnp.asarray(0))
+        return core.State.beginning_at(rows, columns, self.fit.log_evidence)
 
     @property
     def inputs(self) -> tuple[Any, dict[str, Array], core.State]:

@@ -33,7 +33,6 @@ from ..hyper.space import UnconstrainedSpace
 from .algorithms import hybrid
 from .algorithms import sweeps as core
 from .algorithms.cells import Block
-from .algorithms.incidence import step_sizes
 from .algorithms.messages import Moments
 from .algorithms.ratings import cuts as cut_points
 from .algorithms.ratings import iterations, noise
@@ -156,10 +155,7 @@ class NoiseRun(BilinearRun):
 
     @property
     def inputs(self) -> tuple[Any, dict[str, Array], core.State]:
-        rows, columns = self.blocks
-        value = jnp.asarray(self.fit.log_evidence)
-        state = core.State(rows, columns, step_sizes(rows), step_sizes(columns), value, jnp.asarray(0))
-        return self.reading.data, self.fit.hyper, state
+        return self.reading.data, self.fit.hyper, core.State.beginning_at(*self.blocks, self.fit.log_evidence)
 
     @property
     def is_lower_bound(self) -> bool:

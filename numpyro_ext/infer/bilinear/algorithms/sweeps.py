@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from ....linalg.cholesky import cholesky, cholesky_inverse
 from ....linalg.short_axes import as_matrices
@@ -58,6 +59,11 @@ class State(NamedTuple):
     """Posterior of the selection of rows and columns, where pairs are censored."""
     moments: tuple[DrawMoments, DrawMoments] | None = None
     """Moments of the estimates from one drawn cell, of rows and of columns, where these choose how many are drawn."""
+
+    @classmethod
+    def beginning_at(cls, rows: SideBlock, columns: SideBlock, objective: ArrayLike) -> State:
+        """State at these posteriors, with the first step sizes."""
+        return cls(rows, columns, step_sizes(rows), step_sizes(columns), jnp.asarray(objective), jnp.asarray(0))
 
 
 class DrawMoments(NamedTuple):
@@ -142,8 +148,7 @@ def init(form: Bilinear, rng_key: Array, row_family: Family, column_family: Fami
         prior = form.common.prior
         common = Block(prior.mean, cholesky_inverse(cholesky(prior.precision)))
     unknown = jnp.asarray(-jnp.inf, rows.mean.dtype)
-    selected = first_selected(form)
-    return State(rows, columns, step_sizes(rows), step_sizes(columns), unknown, jnp.asarray(0), common, selected)
+    return State.beginning_at(rows, columns, unknown)._replace(common=common, selected=first_selected(form))
 
 
 def _initial_block(prior: Side, rng_key: Array, family: Family) -> SideBlock:
