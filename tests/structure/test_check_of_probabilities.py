@@ -54,6 +54,23 @@ def test_sound_models_pass_and_planted_errors_do_not(model, scale, num_keys):
             assert caught.value.reason is Reason.MISREAD
 
 
+def test_counts_by_year_are_compared_where_rates_do_not_overflow():
+    """Most points of the prior have rates of zero or without end, whose log density is no number."""
+    year, y = 1990.0 + np.arange(30), np.arange(30) % 4
+
+    def counts(year, y):
+        a, b = (numpyro.sample(name, dist.Normal(0, 10)) for name in "ab")
+        numpyro.sample("y", dist.Poisson(jnp.exp(a + b * year)), obs=y)
+
+    right = read_latent_gaussian(counts, (year, y), check=False)
+    wrong = read_latent_gaussian(counts, (np.where(year == 2001.0, 2002.0, year), y), check=False)
+    wrong.args = right.args
+    for key in KEYS[:10]:
+        check_form(right, key)
+        with pytest.raises(ModelStructureError, match="misread"):
+            check_form(wrong, key)
+
+
 def test_a_sign_of_one_row_is_found_where_others_are_saturated():
     x = np.concatenate([X, [[0.0, 0.0, 0.02]]])
     y = np.append(Y, 1)

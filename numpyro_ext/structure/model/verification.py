@@ -58,8 +58,9 @@ def _evaluate(
 
     :param changing: leaves of the arguments that change, other than those of the reading.
 
-    Probabilities near one have lost the digits of the log of what is left to one, so a point at which the reference
-    has is brought nearer to the centre of the prior, and where that does not help hyperparameters to ordinary values.
+    Nothing is compared at a point where a density is not finite, and little where probabilities are so near one that
+    what is left has lost its digits. Such a point is brought nearer to the centre of the prior, and where that does
+    not help hyperparameters to ordinary values.
     """
     compiled, reference_data, key = _compile(reading, rng_key, recording)
     data = (*changing, *reading.data[len(changing) :])
@@ -79,6 +80,8 @@ def _evaluate(
         found, there = jax.tree.map(np.asarray, compiled(start, moves, white, data, reference_data))
         found, rounding = found[:, :-1], found[:, -1]
         is_exact = ~(rounding > 0.1 * tolerance_of_densities() * (1.0 + np.abs(found[:, 1])))
+        # Rates overflow at wide priors of coefficients whose covariates are far from zero, such as years.
+        is_exact &= np.isfinite(found[:, :2]).all(1)
         is_taken = is_left & is_exact if nearer else np.ones(len(spreads), bool)
         rows = np.where(is_taken[:, None], found, rows) if nearer else found
         for place in np.flatnonzero(is_taken).tolist():
