@@ -37,6 +37,13 @@ def test_category_out_of_range_is_named(model, bad):
         VariationalGaussian(model).run(KEY, X, label)
 
 
+@pytest.mark.parametrize("model", [softmax, sticks])
+def test_categories_counted_from_one_are_told_so(model):
+    label = np.array([1, 2, 3, 1, 2, 1, 3])
+    with pytest.raises(ModelStructureError, match=r"the first is 3 at index \(2,\).*from zero, obs=y - 1"):
+        VariationalGaussian(model).run(KEY, X, label)
+
+
 @pytest.mark.parametrize("distribution", [dist.OrderedLogistic, OrderedProbit])
 @pytest.mark.parametrize("thresholds", [[0.5, -0.5], [0.5, 0.5]], ids=["crossed", "equal"])
 @pytest.mark.parametrize("label", [[0, 1, 2, 1, 1, 0, 2], [0, 0, 2, 0, 0, 0, 2]], ids=["between", "none between"])

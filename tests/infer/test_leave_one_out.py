@@ -241,6 +241,11 @@ def by_a_factor(y, mask=True):
     numpyro.factor("fit", jnp.where(mask, Errors(mean).log_prob(y), 0.0))
 
 
+def by_a_sum(y):
+    mean = numpyro.sample("level", dist.Normal(0, 2)) + numpyro.sample("slope", dist.Normal(0, 1)) * X
+    numpyro.factor("fit", jnp.sum(Errors(mean).log_prob(y)))
+
+
 def by_a_factor_and_a_site(y):
     level = numpyro.sample("level", dist.Normal(0, 2))
     numpyro.factor("fit", jnp.sum(Errors(level + X).log_prob(y)))
@@ -264,6 +269,8 @@ def test_factors_have_no_observations_and_distributions_do():
     with pytest.raises(ValueError, match=f"{reason}.*{remedy}"):
         beside.loo("fit")
     assert pointwise(beside.loo()).shape == ()
+    with pytest.raises(ValueError, match=r"'fit' is a numpyro.factor that adds up.*distribution.*inside a plate"):
+        fit(LaplaceApproximation, by_a_sum, Y).log_predictive(Y)
     found = fit(LaplaceApproximation, by_a_distribution, Y).loo()
     np.testing.assert_allclose(pointwise(found), pointwise(fit(LaplaceApproximation, line, Y).loo()), rtol=1e-6)
 

@@ -81,6 +81,31 @@ def test_arguments_that_do_not_fit(args: tuple, kwargs: dict, message: str) -> N
     assert caught.value.reason is Reason.EXECUTION and isinstance(caught.value.__cause__, TypeError)
 
 
+@pytest.mark.parametrize("as_given", [np.asarray, jnp.asarray, pd.Series])
+@pytest.mark.parametrize("look_up", [lambda u, group: u[group], jnp.take])
+def test_groups_that_are_floats_are_told_to_be_integers(look_up: Any, as_given: Any) -> None:
+    def groups(group: Any, y: Any) -> None:
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Normal(look_up(u, group), 1.0), obs=y)
+
+    group = as_given(np.array([0.0, 1.0, 2.0, 2.0, 1.0, 0.0]))
+    with pytest.raises(ModelStructureError, match=r"must be integers: give group.astype\(int\).*floats where a value"):
+        read_latent_gaussian(groups, (group, X[:, 0]))
+    assert read_latent_gaussian(groups, (group.astype(int), X[:, 0]), check=False).field == ("u",)
+
+
+def test_columns_computed_from_a_table_are_not_quoted() -> None:
+    def by_name(table: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Poisson(jnp.exp(b * table["x"])), obs=table["y"])
+
+    with pytest.raises(
+        ModelStructureError, match=r"Argument a column of .*write jnp.asarray\(table\['x'\]\)"
+    ) as caught:
+        read_latent_gaussian(by_name, (pd.DataFrame({"x": X[:, 0], "y": Y}),))
+    assert "\n" not in str(caught.value)
+
+
 def test_tables_of_pandas_are_named() -> None:
     with pytest.raises(ModelStructureError, match=r"x = a DataFrame of pandas \(give the model .to_numpy\(\) of it\)"):
         read_latent_gaussian(model, (pd.DataFrame(X), Y))

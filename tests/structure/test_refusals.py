@@ -103,6 +103,11 @@ def _transformed() -> None:
     numpyro.sample("y", dist.Poisson(rate), obs=COUNTS)
 
 
+def _bounded() -> None:
+    f = numpyro.sample("f", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Uniform(f - np.full(60, 3.0), f + 3.0), obs=np.where(np.arange(60) == 40, 9.0, 0.0))
+
+
 def _unconnected() -> None:
     numpyro.sample("f", dist.Normal(0.0, 1.0))
     numpyro.sample("y", dist.Normal(1.0, 1.0), obs=X[:, 0])
@@ -159,6 +164,7 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     "covariance not positive definite": (_singular, r"covariance of site 'f' is not positive definite.*jitter"),
     "negative counts": (lambda: _poisson(COUNTS - 1), r"'y': 2 values are outside the support.*-1 at index \(0,\)"),
     "fractional counts": (lambda: _poisson(COUNTS + 0.5), r"'y': 6 values are outside the support.*0\.5 at index"),
+    "many bounds": (_bounded, r"^.{,60}'y': 1 value is outside the support of Uniform.{,120}9.0 at index \(40,\)"),
     "missing data without a mask": (
         lambda: _poisson(np.array([np.nan, 1, 2, 3, 4, 5])),
         r"'y': 1 value is not finite.*index \(0,\).*mask it",

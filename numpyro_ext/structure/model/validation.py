@@ -105,7 +105,8 @@ def _check_site(site: SiteInfo, check_values: bool) -> None:
         inside = np.asarray(site.support(spread))
         axes = tuple(range(inside.ndim, mask.ndim))
         what = f"outside the support of {site.family} ({_describe(site.support)})"
-        _report(site, spread, mask.any(axis=axes) & ~inside, what, "correct the data, or choose another likelihood")
+        in_use = mask.any(axis=axes)
+        _report(site, spread, in_use & ~inside, what, _remedy(site, spread, in_use))
     if site.needs_integers:
         raise ModelStructureError(
             f"observed site '{site.name}' has values of dtype {value.dtype}, and {site.family} looks its categories up "
@@ -119,7 +120,17 @@ def _check_site(site: SiteInfo, check_values: bool) -> None:
 def _describe(support: object) -> str:
     if isinstance(support, type(constraints.multinomial(1))):
         return f"counts that add up to the total_count of {np.unique(np.asarray(support.upper_bound))}"
-    return type(support).__name__.strip("_").lower() if str(support).startswith("<") else str(support)
+    with np.printoptions(threshold=6, edgeitems=1):  # bounds may be as many as the observations
+        words = " ".join(str(support).split())
+    return type(support).__name__.strip("_").lower() if words.startswith("<") else words
+
+
+def _remedy(site: SiteInfo, value: np.ndarray, in_use: np.ndarray) -> str:
+    """How to mend values outside the support of a site."""
+    is_category = any(word in site.family for word in ("Categorical", "Ordered")) and value.shape == in_use.shape
+    if is_category and site.support is not None and np.all(site.support(np.where(in_use, value - 1, 0))):
+        return "count categories from zero, obs=y - 1"
+    return "correct the data, or choose another likelihood"
 
 
 def _report(site: SiteInfo, value: np.ndarray, bad: np.ndarray, what: str, remedy: str) -> None:

@@ -129,6 +129,12 @@ def by_site(reading: LatentGaussianReading, values: ArrayLike, scored: ArrayLike
         has_value = np.repeat(reading.has_value(name).reshape(-1), num_rows)
         is_scored = has_value if scored is None else np.asarray(scored)[start:stop] & has_value
         if scored is not None and are_coordinates_joint(reading, name) and is_scored.any():
+            if reading.sites[name].family == "Unit":
+                raise ValueError(
+                    f"The likelihood {name!r} is a numpyro.factor that adds up its observations, so that none can be "
+                    "scored by itself. Write it as a distribution of them (see engine.loo), or add its terms inside a "
+                    "plate: with numpyro.plate('rows', n): numpyro.factor(...)."
+                )
             raise ValueError(
                 f"The coordinates of an observation of site {name!r} ({reading.sites[name].family}) depend on each "
                 "other, and predictors are scored one by one. Score it by draws: log_likelihood of numpyro.infer, of "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -166,10 +167,23 @@ def execution_error(error: Exception, last_site: str | None, call: ModelCall) ->
         what = f"{what.rstrip('.')}. {islands}"
     return ModelStructureError(
         f"the model does not run on these arguments; {where}{line_of_model(error, call.model)} it fails with: "
-        f"{what.rstrip('.')}. It was given {describe_arguments(call)}. Check their order and shapes, "
-        "and data and covariates for NaN, infinity and values outside their range; scales and variances must be "
-        "positive.",
+        f"{what.rstrip('.')}. It was given {describe_arguments(call)}. {_remedy(what)}",
         reason=Reason.EXECUTION,
+    )
+
+
+def _remedy(what: str) -> str:
+    """What to do about a failure, by its words."""
+    if re.search(r"(?i)\b(index|indexer|indices)\b.*\binteger", what):
+        return (
+            "What elements are looked up by must be integers: give group.astype(int). Columns of pandas become floats "
+            "where a value is missing; these rows need a number, or have to go."
+        )
+    if "not a valid JAX type" in what and "pandas" in what:
+        return "JAX computes with arrays: write jnp.asarray(table['x']) where the model takes a column of a table."
+    return (
+        "Check their order and shapes, and data and covariates for NaN, infinity and values outside their range; "
+        "scales and variances must be positive."
     )
 
 
@@ -191,7 +205,7 @@ def _without_columns(words: str, call: ModelCall) -> str:
             columns = [column for _, column in value.items()] if np.ndim(value) == 2 else []
             for part in (value, *columns):
                 words = words.replace(repr(part), f"a {type(part).__name__} of shape {np.shape(part)}")
-    return words
+    return re.sub(r"'[^']*\bdtype: \w+'", "a column", words)  # those that were computed of them
 
 
 def tracing_error(error: Exception, call: ModelCall) -> ModelStructureError:
