@@ -25,6 +25,7 @@ from ..front.run import hyper_estimates
 from ..hyper.density.cloud import systematic
 from .answers.prediction import by_site
 from .integration.exploration import MANY_ROWS, Exploration, Integration, explore
+from .integration.judgement import judge_spreads
 from .integration.matched_weights import features_of, matched_weights
 from .integration.mixture_marginals import MarginalMixture
 from .integration.mixture_posteriors import HyperPosterior, MixturePosterior
@@ -111,8 +112,16 @@ class IntegratedRun(GaussianRun):
         density is not among the points."""
         found, explored = self.fit.diagnostics, self.exploration
         return found._replace(
-            converged=found.converged and explored.is_whole, messages=found.messages + explored.messages
+            converged=found.converged and explored.is_whole,
+            messages=found.messages + explored.messages + self._said_of_spreads,
         )
+
+    @cached_property
+    def _said_of_spreads(self) -> tuple[str, ...]:
+        """Messages on the field, where points that follow a density of the hyperparameters are few for it."""
+        if self.exploration.followed is None:
+            return ()
+        return judge_spreads({name: self._mixture(name) for name in self.exploration.fits.marginals})
 
     def content(self) -> Content:
         """The fit at the mode: the design is explored again when it is asked for."""
@@ -171,10 +180,7 @@ class IntegratedRun(GaussianRun):
         reading, programs = self.reading, self.programs
 
         def site(name: str) -> MixturePosterior:
-            moments = found.fits.marginals[name]
-            lower = reading.lower_bounds(name) if name in reading.half_lines else None
-            mixture = MarginalMixture(found.weights, *(np.asarray(moment) for moment in moments))
-            mixture = mixture._replace(lower=lower)
+            mixture = self._mixture(name)
 
             def covariance() -> Array:
                 centred = jnp.asarray(mixture.means - mixture.mean_and_variance()[0])
@@ -190,6 +196,13 @@ class IntegratedRun(GaussianRun):
 
         sites = {name: site(name) for name in reading.affine_sites}
         return PosteriorSites(sites, missing_sites(reading), self._large_sites())
+
+    def _mixture(self, name: str) -> MarginalMixture:
+        """The marginals of a site, over the design."""
+        found, reading = self.exploration, self.reading
+        moments = (np.asarray(moment) for moment in found.fits.marginals[name])
+        lower = reading.lower_bounds(name) if name in reading.half_lines else None
+        return MarginalMixture(found.weights, *moments)._replace(lower=lower)
 
     def affine_sites(
         self,

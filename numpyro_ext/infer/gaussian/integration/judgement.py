@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from ...front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from ...hyper.density.adaptive import effective_share
 from ...hyper.space import UnconstrainedSpace
 from ..fitting.point_fit import PointFit
+from .mixture_marginals import MarginalMixture
 
 __all__ = [
     "LARGEST_RISE",
@@ -20,6 +21,7 @@ __all__ = [
     "judge_normal",
     "judge_points",
     "judge_ratios",
+    "judge_spreads",
     "judge_tails",
     "opposite_mode",
 ]
@@ -35,6 +37,8 @@ _WIDTH_OF_TAIL, _LARGEST_TAIL = 2.0, 0.25
 OUTER, _WIDTH_OF_OUTER = 2.4, 0.9
 """Deviations, in the coordinates of a design, at which it is looked at among its outermost points, which are few, and
 the range for which such a look stands."""
+_LARGEST_ERROR_OF_SPREAD = 0.1
+"""Relative standard error of a standard deviation that is told."""
 _LEAST_FALL_OF_MODE, _LEAST_VALLEY = 7.0, 1.0
 """By how much another mode may be lower to be told, and how deep the valley is that makes it one, in logarithm."""
 
@@ -120,6 +124,36 @@ def judge_ratios(log_ratios: np.ndarray) -> tuple[str, ...]:
         f"them it differs from what was expected, by importance weights with an effective share of {share:.2f} and "
         f"Pareto k-hat {shape:.2f}. Give tighter priors, give values to some (hyper_values), write what the "
         "data know as the hyperparameter, or marginalize and NUTS.",
+    )
+
+
+def judge_spreads(marginals: Mapping[str, MarginalMixture]) -> tuple[str, ...]:
+    """Messages on sites of the field whose standard deviation rests on few points of the hyperparameters.
+
+    The part of a variance that is between the points has the error of a mean of squares over independent points with
+    their weights.
+
+    >>> means, ones = np.array([[0.1], [6.0], [0.0]]), np.ones((3, 1))
+    >>> (message,) = judge_spreads({"x": MarginalMixture(np.array([0.4, 0.2, 0.4]), means, ones, 0.0 * ones)})
+    >>> message[:60]
+    "The standard deviation of 'x' (known to 31 %) rests on few p"
+
+    :param marginals: of each site, mixtures over the points.
+    """
+    uncertain = {}
+    for name, mixture in marginals.items():
+        weights, (mean, variance) = mixture.weights, mixture.mean_and_variance()
+        squares = np.square(mixture.means - mean)
+        errors = 0.5 * np.sqrt(np.square(weights) @ np.square(squares - weights @ squares))
+        worst = float(np.max(errors / np.where(variance > 0.0, variance, 1.0), initial=0.0))
+        if worst > _LARGEST_ERROR_OF_SPREAD:
+            uncertain[name] = worst
+    if not uncertain:
+        return ()
+    names = ", ".join(f"{name!r} (known to {100.0 * error:.0f} %)" for name, error in uncertain.items())
+    return (
+        f"The standard deviation of {names} rests on few points of the hyperparameters, far from the others: tails "
+        "are heavy, and it may be too small, in draws most. engine.sample_exactly(key) draws from the posterior.",
     )
 
 
