@@ -116,7 +116,7 @@ def test_heavy_tails_of_the_field_are_told(capsys):
     (message,) = engine.diagnostics.messages
     assert "'beta' (known to" in message and "sample_exactly" in message
     engine.print_summary()
-    assert message.split(":")[0] in " ".join(capsys.readouterr().out.split())
+    assert message.split(",")[0] in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_point_above_the_mode_is_said():

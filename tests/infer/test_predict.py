@@ -18,6 +18,7 @@ from numpyro.contrib.hsgp.approximation import hsgp_squared_exponential
 from numpyro.infer import MCMC, NUTS, Predictive
 
 from numpyro_ext.infer import EP, INLA, BilinearVG, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.infer.front.answers.model_draws import predictive_draws
 from numpyro_ext.infer.gaussian.new_arguments import predict as new_arguments
 from tests.monte_carlo import assert_close_deviations, assert_close_means
 from tests.tiers import few, thorough
@@ -655,6 +656,25 @@ def test_predictions_agree_with_nuts_on_old_and_new_rows_together(kind):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    "trials, mean",
+    [
+        (lambda total: dist.Binomial(total, logits=jnp.zeros(2)), [2.5, 20.0]),
+        (lambda total: dist.Binomial(total, probs=0.5).to_event(1).mask(np.array(True)), [2.5, 20.0]),
+        (lambda total: dist.BetaBinomial(2.0, 3.0, total), [2.0, 16.0]),
+        (lambda total: dist.ZeroInflatedDistribution(dist.Binomial(total, probs=0.5), gate=0.2), [2.0, 16.0]),
+    ],
+)
+def test_numbers_of_trials_may_be_floats_as_columns_of_pandas_are(trials, mean):
+    def model(total):
+        numpyro.sample("level", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", trials(total))
+
+    draws = predictive_draws(model, {"level": jnp.zeros(4000)}, KEY, (jnp.array([5.0, 40.0]),), {})["y"]
+    assert draws.dtype == jnp.result_type(int)
+    assert_close_means(draws, np.array(mean))
+
+
 def test_a_number_of_the_new_rows_is_given_as_an_array():
     def counts(x, y=None, exposure=1):
         slope = numpyro.sample("slope", dist.Normal(0, 1))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
 from numpyro.infer import Predictive
+from numpyro.primitives import Messenger
 
 from ....structure.model.reading import ModelReading
 from ....structure.model.running.execution import bound_arguments
@@ -91,6 +96,27 @@ def predictive_draws(
     """
 
     def run(rng_key: Array, latents: dict[str, Array]) -> dict[str, Array]:
-        return Predictive(model, latents, return_sites=return_sites)(rng_key, *args, **kwargs)
+        return Predictive(_WholeTotals(model), latents, return_sites=return_sites)(rng_key, *args, **kwargs)
 
     return run_compiled(run, rng_key, dict(latents))
+
+
+class _WholeTotals(Messenger):  # type: ignore[misc]  # NumPyro has no types
+    """A model whose numbers of trials are integers: NumPyro has densities of floats there, and no draws."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample":
+            msg["fn"] = _with_whole_total(msg["fn"])
+
+
+def _with_whole_total(fn: dist.Distribution) -> dist.Distribution:
+    new, total = {}, getattr(fn, "total_count", None)
+    if isinstance(base := getattr(fn, "base_dist", None), dist.Distribution):
+        whole = _with_whole_total(base)
+        new = {} if whole is base else {"base_dist": whole}
+    elif total is not None and jnp.issubdtype(jnp.result_type(total), jnp.floating):
+        new = {"total_count": jnp.asarray(total).astype(int)}
+    if new:
+        fn = copy.copy(fn)
+        vars(fn).update(new)
+    return fn

@@ -152,8 +152,8 @@ def judge_spreads(marginals: Mapping[str, MarginalMixture]) -> tuple[str, ...]:
         return ()
     names = ", ".join(f"{name!r} (known to {100.0 * error:.0f} %)" for name, error in uncertain.items())
     return (
-        f"The standard deviation of {names} rests on few points of the hyperparameters, far from the others: tails "
-        "are heavy, and it may be too small, in draws most. engine.sample_exactly(key) draws from the posterior.",
+        f"The standard deviation of {names} rests on few points of the hyperparameters, far from the others, as tails "
+        "are heavy: draws may have another one, mostly smaller. engine.sample_exactly(key) draws from the posterior.",
     )
 
 
