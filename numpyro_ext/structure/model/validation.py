@@ -104,9 +104,10 @@ def _check_site(site: SiteInfo, check_values: bool) -> None:
     if site.support is not None:
         inside = np.asarray(site.support(spread))
         axes = tuple(range(inside.ndim, mask.ndim))
-        what = f"outside the support of {site.family} ({_describe(site.support)})"
-        in_use = mask.any(axis=axes)
-        _report(site, spread, in_use & ~inside, what, _remedy(site, spread, in_use))
+        in_use = np.asarray(mask.any(axis=axes))
+        if np.any(bad := in_use & ~inside):
+            what = f"outside the support of {site.family} ({_describe(site.support)})"
+            _report(site, spread, bad, what, _remedy(site, spread, in_use))
     if site.needs_integers:
         raise ModelStructureError(
             f"observed site '{site.name}' has values of dtype {value.dtype}, and {site.family} looks its categories up "

@@ -101,7 +101,7 @@ def predictive_draws(
     return run_compiled(run, rng_key, dict(latents))
 
 
-class _WholeTotals(Messenger):  # type: ignore[misc]  # NumPyro has no types
+class _WholeTotals(Messenger):
     """A model whose numbers of trials are integers: NumPyro has densities of floats there, and no draws."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
