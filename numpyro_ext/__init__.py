@@ -4,7 +4,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ._checkout import find_models_of_checkout
-from .compilation.versions import leave_room_for_host_calls, warn_of_wrong_sums
+from .compilation.versions import warn_of_wrong_sums
 
 if TYPE_CHECKING:
     from .compilation.disk_cache import keep_compiled_programs
@@ -74,8 +74,7 @@ __all__ = [
 
 find_models_of_checkout()
 warn_of_wrong_sums()
-leave_room_for_host_calls()
-del find_models_of_checkout, leave_room_for_host_calls, warn_of_wrong_sums
+del find_models_of_checkout, warn_of_wrong_sums
 
 
 def __getattr__(name: str) -> Any:

@@ -8,10 +8,9 @@ from importlib import metadata
 
 from jaxlib import utils
 
-__all__ = ["leave_room_for_host_calls", "silence_false_alarms", "warn_of_wrong_sums"]
+__all__ = ["silence_false_alarms", "warn_of_wrong_sums"]
 
 _FLAG = "--xla_cpu_experimental_ynn_fusion_type="
-_FEWEST_THREADS = 2
 
 
 def warn_of_wrong_sums() -> None:
@@ -43,19 +42,3 @@ def silence_false_alarms() -> None:
     """
     if metadata.version("jaxlib").startswith("0.10.") and os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
         utils.absl_set_min_log_level(3)
-
-
-def leave_room_for_host_calls() -> None:
-    """Give JAX two threads on the CPU where a process has one core.
-
-    A compiled program that calls the host (sparse factors do) keeps its thread until the call returns, and large
-    arguments of the call are copied on another thread of the same pool: of one thread, the program waits for ever. JAX
-    reads the number once, when it is first used, so this has an effect on what imports the package before. An
-    environment variable ``PJRT_NPROC`` of the user's own stays.
-    """
-    if "PJRT_NPROC" in os.environ:
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = os.environ.get("NPROC", "")
-    if (int(threads) if threads.isdigit() else cores or 1) < _FEWEST_THREADS:
-        os.environ["PJRT_NPROC"] = str(_FEWEST_THREADS)

@@ -38,7 +38,8 @@ _CALLS, _CALLS_OF_SMALL, _CALLS_OF_SPARSE, _CALLS_OF_MANY_ROWS = (32, 16), (64, 
 """Points at which one call draws, and how often it draws at each, at most. With many rows the points are those of the
 design, and to condition on the rows takes as long as dozens of draws; a sparse factor takes as long as some."""
 
-
+_MOST_NUMBERS_OF_CALL = 2**23
+"""Numbers that one call draws, at most, unless a single point has more: they are there several times on the way."""
 _MANY_POINTS = 1024
 """Points of many draws where neither a fit nor a factorisation is dear."""
 _POINTS_OF_ONE_PASS, _CALLS_OF_ONE_PASS = 256, (32, 4)
@@ -272,6 +273,7 @@ class IntegratedRun(GaussianRun):
             num_points, most = _CALLS_OF_MANY_ROWS
         elif self.reading.abstract_form.layout is not None:
             num_points, most = _CALLS_OF_SPARSE
+        num_points = max(1, min(num_points, _MOST_NUMBERS_OF_CALL // (most * self.reading.abstract_form.num_columns)))
         # A point with more draws than a call makes of it is there several times.
         parts = -(-counts // most)
         places = np.repeat(np.arange(len(counts)), parts)

@@ -13,6 +13,7 @@ from ..cholesky import cholesky, cholesky_inverse, half_log_determinant
 from ..frozen_pytree import frozen_pytree
 from ..sparse_cholesky import SparsePattern
 from ..sparse_krylov import CarriedElimination, CarriedPattern, Elimination
+from ..sums_by_index import sums_by_index
 from .design import SparseRows
 from .prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PrecisionPrior, PriorBlock
 from .sparse_prior import SparsePrecisionPrior
@@ -50,8 +51,7 @@ class SparseLayout:
         # of two entries at one column, the pair and its mirror image fall on the same element
         times = jnp.where((columns[:, first] == columns[:, second]) & (first != second), 2.0, 1.0)
         terms = times.astype(values.dtype) * values[:, first] * values[:, second] * weight[:, None]
-        zeros = jnp.zeros((self.pattern.num_entries,), terms.dtype)
-        return zeros.at[self.row_slots.reshape(-1)].add(terms.reshape(-1), mode="drop")
+        return sums_by_index(terms, self.row_slots, self.pattern.num_entries)
 
     def quadratic(self, design: SparseRows, entries: Array) -> Array:
         """Quadratic forms of the rows with the symmetric matrix of given entries, shape ``(num_rows,)``."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dpotrf, dtrtri
+from scipy.linalg.lapack import dtrtri
 
 from .symbolic import Batch
 
@@ -26,8 +26,8 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-# Fewer fronts than this are eliminated by LAPACK, one by one.
-_FEW_FRONTS = 4
+# Triangular blocks are inverted by LAPACK, one by one, unless there are so many of them for each of their columns.
+_MANY_FRONTS = 4
 
 
 class _NotPositive(Exception):
@@ -248,18 +248,16 @@ def _invert_cholesky(matrices: Array, out: Array) -> None:
             raise _NotPositive
         out[:, 0, 0] = 1.0 / np.sqrt(pivots)
         return
-    if number <= _FEW_FRONTS:
-        for matrix, inverse in zip(matrices, out, strict=True):
-            lower, failed = dpotrf(matrix, lower=1, clean=1)
-            if failed:
-                raise _NotPositive
-            inverse[...] = dtrtri(lower, lower=1)[0]
-        return
     try:
-        lower = np.linalg.cholesky(matrices)
+        lower = np.asarray(np.linalg.cholesky(matrices), np.float64)
     except np.linalg.LinAlgError as error:
         raise _NotPositive from error
-    _invert_lower(np.asarray(lower, np.float64), out)
+    if number > _MANY_FRONTS * size:
+        _invert_lower(lower, out)
+        return
+    out[...] = lower
+    for inverse in out:
+        dtrtri(inverse.T, lower=0, overwrite_c=1)  # in place, as the transpose has the order of columns
 
 
 def _invert_lower(lower: Array, out: Array) -> None:

@@ -12,6 +12,7 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from ..frozen_pytree import frozen_pytree
+from ..host_call import host_call
 from ..sparse_cholesky.primitive import multiply, one_without_derivative
 from .carried import CarriedElimination
 from .elimination import Elimination
@@ -107,7 +108,7 @@ class KrylovFactor:
         return _estimate_and_inverse(self.elimination, lax.stop_gradient(values))[1]
 
 
-# ---- calls of the host: NumPy in and out, since JAX inside a callback may wait for itself ----
+# ---- calls of the host ----
 
 
 def _callback(
@@ -117,7 +118,8 @@ def _callback(
     arrays, structure = jax.tree.flatten(elimination)
 
     def on_host(arrays: Any, *args: object) -> object:
-        found = jax.tree.unflatten(structure, [np.asarray(a) for a in arrays])
+        # copied, as the host keeps an order that it makes of them
+        found = jax.tree.unflatten(structure, [np.array(a) for a in arrays])
         order = found.known() if isinstance(found, CarriedElimination) else found
         number = order.pattern.num_entries
         values, *rest = (np.asarray(a, np.float64) for a in args)
@@ -128,7 +130,7 @@ def _callback(
         except np.linalg.LinAlgError:
             return jax.tree.map(lambda like: np.full(like.shape, np.nan, like.dtype), result)
 
-    return jax.pure_callback(on_host, result, arrays, *args, vmap_method="sequential")
+    return host_call(on_host, result, arrays, *args)
 
 
 def _filled_up(out: object, like: Any) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from ...frozen_pytree import frozen_pytree
 from ...sparse_cholesky import SparseFactor, SparsePattern
 from ...sparse_cholesky.primitive import factorise_and_solve, multiply, white_noise
 from ...sparse_krylov import Estimate, KrylovFactor
+from ...sums_by_index import sums_by_index
 from ..design import DenseDesign, Design, SparseRows
 from ..marginals import Marginals, NotSequential, cavity_ratio
 from ..prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior, PriorBlock
@@ -130,13 +131,25 @@ class SparseSpace(_OnlyParallel, OneBlock):
         """Predictors of shape ``(num_rows,)`` for coordinates :math:`w` of shape ``(1, N)``."""
         return self.rows_of_unknowns.matvec(self.unknowns(coordinates))
 
+    def pulled(self, of_rows: Array) -> Array:
+        r""":math:`X^T \nu`, shape ``(N,)``, for numbers of shape ``(num_rows,)``."""
+        rows = self.rows_of_unknowns
+        return self.scale * sums_by_index(rows.values * of_rows[:, None], rows.columns, rows.num_columns)
+
     def unknowns(self, coordinates: Array) -> Array:
         """:math:`e` of shape ``(..., N)`` for ``w`` of shape ``(..., 1, N)``."""
         return self.scale * coordinates[..., 0, :]
 
     def inner(self, a: Array, b: Array) -> Array:
         """The prior's quadratic form between two coordinates; flat directions do not enter."""
-        return a[0] @ multiply(self.layout.prior, self.precision[self.layout.prior_slots], b[0])
+        return a[0] @ self._times_prior(b)
+
+    def joint_gradient(self, coordinates: Array, slope: Array) -> Array:
+        """Gradient of a log joint density at coordinates, both of shape ``(1, N)``, from the slopes of its factors."""
+        return (self.pulled(slope) - self._times_prior(coordinates))[None]
+
+    def _times_prior(self, coordinates: Array) -> Array:
+        return multiply(self.layout.prior, self.precision[self.layout.prior_slots], coordinates[0])
 
     def zeros(self) -> Array:
         """The coordinates of the prior mean."""
@@ -165,7 +178,7 @@ class SparseSpace(_OnlyParallel, OneBlock):
         values = self.precision + scales * self.layout.gram(self.rows_of_unknowns, site_precision)
         if self.anchored.size:
             values = values.at[jnp.asarray(pattern.diagonal)[self.anchored]].add(self.anchors)
-        shift = self.scale * self.rows_of_unknowns.rmatvec(site_shift)
+        shift = self.pulled(site_shift)
         number = self.directions.shape[1]
         if not number:
             factor, mean = self._factor_and_solution(values, shift, held, near)
@@ -248,7 +261,7 @@ class SparsePosterior(_OnlyParallel):
 
     def at_mode(self, coordinates: Array, site_shift: Array) -> SparsePosterior:
         """The same Gaussian about another mean, the mode of factors whose sites have these shifts."""
-        shift = self.space.scale * self.space.rows_of_unknowns.rmatvec(site_shift)
+        shift = self.space.pulled(site_shift)
         return dataclasses.replace(self, coordinates=coordinates, shift=shift)
 
     def row_variance(self) -> Array:

