@@ -51,13 +51,13 @@ def joined_cliques(number, size, common):
     return SparsePattern.of(len(apart), *np.nonzero(np.tril(apart, -1)))
 
 
-def map_with_noise(side):
-    """Nodes of a grid, one more unknown for each of them, and two that meet all."""
+def map_with_noise(side, common=2):
+    """Nodes of a grid, one more unknown for each of them, and some that meet all."""
     nodes, field = np.arange(side * side), grid(side)
     is_apart = field.rows != field.columns
     ends = [(field.rows[is_apart], field.columns[is_apart]), (nodes + nodes.size, nodes)]
-    ends += [(np.full(2 * nodes.size, 2 * nodes.size + k), np.arange(2 * nodes.size)) for k in (0, 1)]
-    return SparsePattern.of(2 * nodes.size + 2, *(np.concatenate([pair[k] for pair in ends]) for k in (0, 1)))
+    ends += [(np.full(2 * nodes.size, 2 * nodes.size + k), np.arange(2 * nodes.size)) for k in range(common)]
+    return SparsePattern.of(2 * nodes.size + common, *(np.concatenate([pair[k] for pair in ends]) for k in (0, 1)))
 
 
 PATTERNS = {
@@ -75,6 +75,7 @@ PATTERNS = {
     "grid": grid(20),
     "tree": random_tree(300),
     "map with noise": map_with_noise(9),
+    "map with noise and covariates": map_with_noise(9, 5),
     "disconnected": random_pattern(200, 90, 2),
     "much fill": random_pattern(250, 900, 3),
     "some fill": random_pattern(250, 350, 4),
@@ -146,9 +147,10 @@ def test_beside_dense(name):
     check_on_host(pattern, analysis.order, analysis.batches)
 
 
-def test_noise_of_areas_is_eliminated_on_its_own():
+@pytest.mark.parametrize("common", [0, 2, 3, 5])
+def test_noise_of_areas_is_eliminated_on_its_own(common):
     areas = 81
-    first = analyse(map_with_noise(9)).batches[0]
+    first = analyse(map_with_noise(9, common)).batches[0]
     assert first.shape[1] == 1 and first.shape[0] >= areas - 2
     assert np.all(np.diff(np.sort(first.rows.ravel())[: areas - 2]) > 0)  # no two of them meet the same area
 

@@ -13,9 +13,10 @@ __all__ = ["LARGEST_BATCHED", "seconds_of_front", "seconds_of_leaf", "share_size
 # Seconds of a front, of each of its numbers, and of each multiplication and addition, as measured: a supernode joins
 # its parent where that saves time.
 _PER_FRONT, _PER_NUMBER, _PER_FLOP = 1.5e-6, 5e-9, 3e-10
-# Rows below a column without children, up to which it is best eliminated on its own. With more, as of nodes of a grid,
-# it adds more to its parent than it saves there.
-_MOST_ROWS_OF_LEAF = 3
+# Rows below a column without children, up to which it is best eliminated on its own; and where all but one of them are
+# those of dense columns, which stand in the front of its parent as well. Others, as nodes of a grid, add more to their
+# parents than that saves.
+_MOST_ROWS_OF_LEAF, _MOST_ROWS_BESIDE_DENSE = 3, 6
 # Seconds of the calls that a batch takes, and of those for each column that its fronts have, as measured: fronts of one
 # height share a batch where that saves time.
 _PER_BATCH, _PER_COLUMN = 5e-5, 1.5e-6
@@ -29,12 +30,15 @@ def seconds_of_front(own: int, below: int) -> float:
     return _PER_FRONT + _PER_NUMBER * (own + below) ** 2 + _PER_FLOP * flops
 
 
-def seconds_of_leaf(own: int, below: int) -> float:
+def seconds_of_leaf(own: int, below: int, dense: int) -> float:
     """The same of a front without children: next to nothing of one column and few rows, as of the noise of an area.
 
     All of these are eliminated by one product, and what is left has half the unknowns.
+
+    :param dense: rows below that are those of dense columns, as of coefficients that all areas see.
     """
-    return 0.0 if own == 1 and below <= _MOST_ROWS_OF_LEAF else seconds_of_front(own, below)
+    most = max(_MOST_ROWS_OF_LEAF, min(1 + dense, _MOST_ROWS_BESIDE_DENSE))
+    return 0.0 if own == 1 and below <= most else seconds_of_front(own, below)
 
 
 def share_sizes(

@@ -67,8 +67,7 @@ def _minimum_degree(pattern: SparsePattern) -> NDArray[np.int64]:
     from scipy.sparse.linalg import spilu
 
     size = pattern.size
-    degree = np.bincount(pattern.rows, minlength=size) + np.bincount(pattern.columns, minlength=size) - 2
-    is_dense = degree > max(16.0, 10.0 * np.sqrt(size))
+    degree, is_dense = pattern.degrees, pattern.dense_columns
     sparse, dense = np.flatnonzero(~is_dense), np.flatnonzero(is_dense)
     if sparse.size == 0:
         return np.arange(size)

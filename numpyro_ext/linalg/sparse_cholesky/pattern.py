@@ -76,6 +76,18 @@ class SparsePattern:
         """Index of each diagonal entry in the values of this pattern, shape ``(size,)``."""
         return np.flatnonzero(self.rows == self.columns)
 
+    @property
+    def degrees(self) -> NDArray[np.int64]:
+        """Number of entries of each column of the whole matrix, off the diagonal; shape ``(size,)``."""
+        found = [np.bincount(index, minlength=self.size) for index in (self.rows, self.columns)]
+        return found[0] + found[1] - 2
+
+    @property
+    def dense_columns(self) -> NDArray[np.bool_]:
+        """True of columns that meet so many others, as those of coefficients do, that orders of elimination are found
+        without them; shape ``(size,)``."""
+        return self.degrees > max(16.0, 10.0 * np.sqrt(self.size))
+
     def positions(self, rows: ArrayLike, columns: ArrayLike) -> NDArray[np.int64]:
         """Index of given entries, of either triangle, in the values of this pattern.
 

@@ -114,7 +114,7 @@ def make_batches(
     pattern: SparsePattern, order: NDArray[np.int64], tree: EliminationTree
 ) -> tuple[NDArray[np.int64], list[Batch]]:
     """Order of elimination that keeps the columns of a supernode together, and the batches from leaves to roots."""
-    nodes, renumbering = _relaxed_supernodes(tree)
+    nodes, renumbering = _relaxed_supernodes(tree, _dense_neighbours(pattern)[order])
     order = order[renumbering]
     size = pattern.size
     position = np.empty(size, np.int64)
@@ -127,7 +127,8 @@ def make_batches(
     return order, _batches(size, nodes, owner, height, rows, pointer, high, low)
 
 
-def _relaxed_supernodes(tree: EliminationTree) -> tuple[_Supernodes, NDArray[np.int64]]:
+def _relaxed_supernodes(tree: EliminationTree, dense: NDArray[np.int64]) -> tuple[_Supernodes, NDArray[np.int64]]:
+    """:param dense: number of dense columns that each column meets."""
     size = tree.parent.size
     follows = (tree.parent[:-1] == np.arange(1, size)) & (tree.counts[:-1] == tree.counts[1:] + 1)
     start = np.flatnonzero(np.append(True, ~follows))
@@ -140,8 +141,8 @@ def _relaxed_supernodes(tree: EliminationTree) -> tuple[_Supernodes, NDArray[np.
     has_children = np.zeros(number + 1, bool)
     has_children[parent] = True
     seconds = [
-        seconds_of_front(k, b) if is_parent else seconds_of_leaf(k, b)
-        for k, b, is_parent in zip(own, below, has_children.tolist(), strict=False)
+        seconds_of_front(k, b) if is_parent else seconds_of_leaf(k, b, d)
+        for k, b, d, is_parent in zip(own, below, dense[last].tolist(), has_children.tolist(), strict=False)
     ]
     into = list(range(number))
     for node in range(number):  # children come before parents, so their own columns are known
@@ -163,6 +164,14 @@ def _relaxed_supernodes(tree: EliminationTree) -> tuple[_Supernodes, NDArray[np.
     above = np.asarray(parent)[kept]
     new_parent = np.append(new, kept.size)[above]
     return _Supernodes(first, new_parent, np.asarray(below)[kept]), renumbering
+
+
+def _dense_neighbours(pattern: SparsePattern) -> NDArray[np.int64]:
+    """Number of dense columns that each column meets."""
+    is_dense, found = pattern.dense_columns, np.zeros(pattern.size, np.int64)
+    for one, other in ((pattern.rows, pattern.columns), (pattern.columns, pattern.rows)):
+        found += np.bincount(one[is_dense[other]], minlength=pattern.size)
+    return found
 
 
 def _heights(parent: NDArray[np.int64]) -> NDArray[np.int64]:
