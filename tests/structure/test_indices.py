@@ -26,7 +26,9 @@ def counts(group, num=3):
     "group, first", [([0, 1, 3, 1], 3), (np.array([0, 1, 2, -4]), -4), (pd.Series([7, 1, 2, 9]), 7)]
 )
 def test_indices_out_of_range_are_refused(group, first):
-    with pytest.raises(ModelStructureError, match=f"first {first}, along an axis of length 3") as refusal:
+    place = list(np.asarray(group)).index(first)
+    said = rf"first {first}, at \[{place}\] of them, along an axis of length 3"
+    with pytest.raises(ModelStructureError, match=said) as refusal:
         EP(counts, progress_bar=False).run(jax.random.key(0), group)
     assert refusal.value.site == "effect"
 

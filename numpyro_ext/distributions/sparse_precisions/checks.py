@@ -40,8 +40,9 @@ def whole_numbers(indices: object, name: str, what: str) -> np.ndarray:
         # a missing value, which is not equal to itself, is not whole either
         k = int(np.argmax(flat != np.floor(flat))) if array.dtype.kind == "f" else 0
         place = tuple(int(i) for i in np.unravel_index(k, array.shape))
+        found = flat.tolist()[k]
         raise ValueError(
-            f"{name}: {what} must be integers; {flat[k]!r} at {place} is of type {array.dtype}. If they are whole "
+            f"{name}: {what} must be integers; {found!r} at {place} is of type {array.dtype}. If they are whole "
             "numbers, convert them with .astype(int); labels become numbers by np.unique(labels, return_inverse=True)."
         )
     return array.astype(np.int64)

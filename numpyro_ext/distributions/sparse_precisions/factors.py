@@ -241,7 +241,7 @@ class Entries(NamedTuple):
 
     def _refusal(self, numbers: np.ndarray, vector: np.ndarray | None) -> str:
         known = 0 if self.null_directions is None else self.null_directions.count
-        what = "has null directions beside"
+        what, is_indefinite = "has null directions beside", False
         if self.size <= _DENSE_LIMIT:
             dense = np.zeros((self.size, self.size))
             dense[self.rows.array, self.columns.array] = dense[self.columns.array, self.rows.array] = numbers
@@ -251,6 +251,7 @@ class Entries(NamedTuple):
             zero = 1e-10 * np.max(np.abs(values))
             vector = vectors[:, 0]
             negative, null = int(np.sum(values < -zero)), int(np.sum(np.abs(values) <= zero))
+            is_indefinite = negative > 0
             what = f"has {negative} negative and {null} zero eigenvalues" if negative else f"has {null} null directions"
             what = f"{what} beside" if known else what
         elif vector is None:
@@ -263,8 +264,10 @@ class Entries(NamedTuple):
             places = ", ".join(f"{vector[i]:.2g} at {i}" for i in order)
             largest = f" (the largest entries of one are {places})"
         told = f" the {known} columns of null_space" if known else ""
+        said = f"GaussianMarkovRandomField: the precision is not positive definite: it {what}{told}{largest}."
+        if is_indefinite:
+            return f"{said} No null_space= helps: check the signs of its entries, or make its diagonal larger."
         return (
-            f"GaussianMarkovRandomField: the precision is not positive definite: it {what}{told}{largest}. Give "
-            "null_space= with one column for each direction in which the field is flat (graph.null_space or "
-            "precision.null_space where the helpers made it), or add a small number to the diagonal."
+            f"{said} Give null_space= with one column for each direction in which the field is flat (graph.null_space "
+            "or precision.null_space where the helpers made it), or add a small number to the diagonal."
         )

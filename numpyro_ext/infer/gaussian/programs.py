@@ -72,6 +72,7 @@ class Programs(FittingPrograms):
         self.draws = compile_(self._draws, static_argnames=options_of_draws)
         self.stacked_moments = compile_(self._stacked_moments, static_argnames="names")
         self.marginals = compile_(self._marginals, static_argnames="marginals_fn")
+        self.marginals_once = self._compile_once(self._marginals, static_argnames="marginals_fn")
         self.rows = compile_(self._rows)
         self.log_predictive = compile_(self._log_predictive)
         self.leave_one_out = compile_(self._leave_one_out)

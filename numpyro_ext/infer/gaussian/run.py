@@ -103,7 +103,7 @@ class GaussianRun(FinishedRun):
             return None
         if all(isinstance(potential, GaussianPotential) for potential in self.reading.abstract_form.potentials):
             return None
-        found = self.programs.marginals(*self.inputs, marginals_fn=mode_shifts)
+        found = self.programs.marginals_once(*self.inputs, marginals_fn=mode_shifts)
         sizes = {name: np.abs(np.asarray(found[name])) for name in self.reading.field if np.size(found[name])}
         if not sizes:
             return None

@@ -178,18 +178,20 @@ def check_indices(
         shape, axes = program.shape(operand), equation.params["dimension_numbers"].start_index_map
         for position, axis in enumerate(axes):
             index, size = np.asarray(found)[..., position], shape[axis]
-            bad = index[(index < 0) | (index > size - equation.params["slice_sizes"][axis])]
+            is_bad = (index < 0) | (index > size - equation.params["slice_sizes"][axis])
+            bad = index[is_bad]
             if not bad.size:
                 if negative:
                     _check_signs(_name_of(program, values, operand), index, size, negative)
                 continue
             # negative ones have had the size added: what the model wrote is that many less
             first = int(bad[0]) - size * int(bad[0] < 0)
+            place = f" at {np.argwhere(is_bad)[0].tolist()} of them," if index.ndim else ""
             name = _name_of(program, values, operand)
             raise ModelStructureError(
-                f"site '{name}' is indexed out of range: {bad.size} indices, the first {first}, along an axis of "
-                f"length {size} (0 to {size - 1}); JAX would take another element in its place. Check the sizes of the "
-                "plates. New members of a group need a larger number of members: give the model this number as an "
+                f"site '{name}' is indexed out of range: {bad.size} indices, the first {first},{place} along an axis "
+                f"of length {size} (0 to {size - 1}); JAX would take another element in its place. Check the sizes of "
+                "the plates. New members of a group need a larger number of members: give the model this number as an "
                 "argument, or let it take it from the labels that it is given. Rows that stand for nothing need an "
                 "index in range and a mask.",
                 site=name,

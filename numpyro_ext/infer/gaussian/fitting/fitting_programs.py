@@ -88,8 +88,9 @@ class FittingPrograms(Objective):
         self._compile = compile_ = partial(quick_jit, is_small=is_quick)
         self.constrained = compile_(jax.vmap(space.unpack, (0, None)))
         self.solve = compile_(self.fitted, static_argnames="num_steps")
-        starts = partial(quick_jit, is_small=is_quick or form.num_rows <= costs.most_rows_apart)  # once in a run
-        self.init_state, self._init_state_at = starts(self._init_state), starts(self.first_state)
+        # of what a run calls once
+        self._compile_once = once = partial(quick_jit, is_small=is_quick or form.num_rows <= costs.most_rows_apart)
+        self.init_state, self._init_state_at = once(self._init_state), once(self.first_state)
         self._adds_much = adds_much(form)
         self._search_alone = compile_(self._search, adds_much=self._adds_much)
         self._search_and_visit = compile_(self._visit, adds_much=self._adds_much)
