@@ -183,7 +183,7 @@ def linear_gaussian(
     if space == "state":
         if not isinstance(design, StateSpaceDesign):
             raise ValueError("The state space needs a design of one, as models with scans have.")
-        return StateSpace.build(prior, design)
+        return StateSpace.build(prior, design, is_signed)
     if space == "operator":
         if not isinstance(design, OperatorRows) or not has_independent_unknowns(prior):
             raise ValueError(

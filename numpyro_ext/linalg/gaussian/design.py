@@ -9,10 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from ..frozen_pytree import frozen_pytree
+from .recurrences import run_backward, run_forward
 
 __all__ = [
     "AnyDesign",
@@ -23,8 +24,6 @@ __all__ = [
     "OperatorRows",
     "SparseRows",
     "StateSpaceDesign",
-    "run_backward",
-    "run_forward",
 ]
 
 LEAST_ENTRIES, _WIDEST = 5000, 32
@@ -261,24 +260,6 @@ class StateSpaceDesign:
     def squared(self) -> DenseDesign:
         """The squares of the elements, which have no state space: a matrix of ``num_rows * num_columns`` numbers."""
         return DenseDesign(jnp.square(self.to_dense()))
-
-
-def run_forward(transition: Array, inflow: Array, start: Array) -> Array:
-    """States before each block, ``c_{k+1} = transition c_k + inflow_k``: ``(K, s, r)`` for a start ``(s, r)``."""
-
-    def go_on(state: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
-        return block[0] @ state + block[1], state
-
-    return lax.scan(go_on, start, (transition, inflow))[1]
-
-
-def run_backward(transition: Array, inflow: Array) -> tuple[Array, Array]:
-    """The adjoint, ``l_k = transition^T l_{k+1} + inflow_k``: that of the first block, and what follows each block."""
-
-    def go_on(after: Array, block: tuple[Array, Array]) -> tuple[Array, Array]:
-        return block[0].T @ after + block[1], after
-
-    return lax.scan(go_on, jnp.zeros_like(inflow[0]), (transition, inflow), reverse=True)
 
 
 @frozen_pytree

@@ -269,9 +269,16 @@ class LatentGaussianReading(ModelReading):
         """The same reading, laid out for one conditioning after the other, at many hyperparameters, with sites held.
 
         Sums over rows are the same each time where the design is, so that unknowns which many rows share are split off
-        as a border in much smaller models than a fit would.
+        as a border in much smaller models than a fit would. Series of short states have a block for each step.
         """
         indices, rows = self._indices(None), self._rows
+        if isinstance(rows, StateRows):
+            by_steps = rows.by_steps(self._questions, self._priors.independent_blocks())
+            if by_steps is None:
+                return self
+            out = self._copy()
+            out._rows = by_steps
+            return out
         is_plain = indices.touched is None and indices.layout is None and not self._priors.inducing()
         if not is_plain or not isinstance(rows, AffineRows) or indices.rows is None:
             return self

@@ -30,12 +30,16 @@ from jax.typing import ArrayLike
 from ...cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
 from ...frozen_pytree import frozen_pytree
 from ..block_diagonal import BlockDiagonal
-from ..design import AnyDesign, StateSpaceDesign, run_backward, run_forward
+from ..design import AnyDesign, StateSpaceDesign
 from ..marginals import NotSequential, WhitenedPosterior
 from ..prior import FlatPrior, PriorBlock
+from ..recurrences import has_short_states, known_of_states, run_backward, run_forward
 from .one_block import OneBlock
 
 __all__ = ["StatePosterior", "StateSpace"]
+
+_LARGEST_WRITTEN_OUT = 8
+"""Unknowns of a block at most that is factorised together with all others."""
 
 
 @frozen_pytree
@@ -54,9 +58,11 @@ class StateSpace(OneBlock):
     """From whitened unknowns of a block to its unknowns, shape ``(K, n, n)``."""
     half_log_determinant: Array
     """The constant of the flat unknowns."""
+    is_signed: bool = dataclasses.field(metadata={"static": True})
+    """True if site precisions may be negative."""
 
     @classmethod
-    def build(cls, prior: tuple[PriorBlock, ...], design: StateSpaceDesign) -> StateSpace:
+    def build(cls, prior: tuple[PriorBlock, ...], design: StateSpaceDesign, is_signed: bool) -> StateSpace:
         """Whiten the prior, which must be proper, and independent between blocks, for unknowns that are not shared."""
         dtype, dynamics = design.states.dtype, design.dynamics
         flat = [isinstance(block, FlatPrior) for block in prior]
@@ -74,6 +80,7 @@ class StateSpace(OneBlock):
             jnp.concatenate(precision)[dynamics.shared],
             factor.take(dynamics.columns),
             jnp.asarray(0.5 * num_flat * math.log(2.0 * math.pi), dtype),
+            is_signed,
         )
 
     def predictor(self, coordinates: Array) -> Array:
@@ -115,21 +122,18 @@ class StateSpace(OneBlock):
         dynamics = design.dynamics
         gain = dynamics.gain @ self.local_factor
         start = dynamics.start @ self.shared_factor
-        precision = design.to_blocks(site_precision)
-
-        def eliminate(after: Array, block: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
-            transition, gain, states, local, precision = block
-            weighted = local.T * precision
-            factor = cholesky(weighted @ local + gain.T @ after @ gain + jnp.eye(gain.shape[1], dtype=gain.dtype))
-            cross = weighted @ states + gain.T @ after @ transition
-            feedback = solve_upper(factor, solve_lower(factor, cross))
-            transition, states = transition - gain @ feedback, states - local @ feedback
-            before = (states.T * precision) @ states + feedback.T @ feedback + transition.T @ after @ transition
-            return 0.5 * (before + before.T), (factor, feedback)
-
-        nothing = jnp.zeros_like(dynamics.transition[0])
-        blocks = (dynamics.transition, gain, design.states, design.local @ self.local_factor, precision)
-        before, (factor, feedback) = lax.scan(eliminate, nothing, blocks, reverse=True)
+        blocks = _Blocks(
+            dynamics.transition,
+            gain,
+            design.states,
+            design.local @ self.local_factor,
+            design.to_blocks(site_precision),
+        )
+        num_blocks, num_states, num_local = gain.shape
+        is_small = num_local <= _LARGEST_WRITTEN_OUT and has_short_states(num_states, num_blocks)
+        # a block alone is proper where no precision is negative
+        eliminate = _eliminate_together if is_small and not self.is_signed else _eliminate_in_turn
+        before, factor, feedback = eliminate(blocks)
         shared = cholesky(jnp.diag(self.shared_precision) + start.T @ before @ start)
         closed = dynamics.transition - gain @ feedback
         zeros = self.zeros()
@@ -138,6 +142,53 @@ class StateSpace(OneBlock):
         white_mean = jnp.concatenate([white.shared[:, 0], white.local.reshape(-1)])
         mean = posterior.colour(White(*self.split(white_mean[None])))
         return dataclasses.replace(posterior, white_mean=white_mean, coordinates=mean)
+
+
+class _Blocks(NamedTuple):
+    """What is eliminated: arrays with the blocks on the first axis."""
+
+    transition: Array
+    gain: Array
+    states: Array
+    local: Array
+    precision: Array
+
+    def factor_and_feedback(self, after: Array | None) -> tuple[Array, Array]:
+        """Factor of :math:`G` and :math:`M`, of one block or of all, with what later sites know of the states."""
+        weighted = self.local.mT * self.precision[..., None, :]
+        gram, cross = weighted @ self.local, weighted @ self.states
+        if after is not None:
+            onward = self.gain.mT @ after
+            gram, cross = gram + onward @ self.gain, cross + onward @ self.transition
+        factor = cholesky(gram + jnp.eye(gram.shape[-1], dtype=gram.dtype))
+        return factor, solve_upper(factor, solve_lower(factor, cross))
+
+    def known(self, feedback: Array) -> Array:
+        """Precision of states by the sites of their own block, with the unknowns at their best."""
+        states = self.states - self.local @ feedback
+        return (states.mT * self.precision[..., None, :]) @ states + feedback.mT @ feedback
+
+
+def _eliminate_in_turn(blocks: _Blocks) -> tuple[Array, Array, Array]:
+    """What all sites know of the first state, and factors and feedbacks of all blocks, from the last to the first."""
+
+    def eliminate(after: Array, block: _Blocks) -> tuple[Array, tuple[Array, Array]]:
+        factor, feedback = block.factor_and_feedback(after)
+        transition = block.transition - block.gain @ feedback
+        before = block.known(feedback) + transition.T @ after @ transition
+        return 0.5 * (before + before.T), (factor, feedback)
+
+    before, (factor, feedback) = lax.scan(eliminate, jnp.zeros_like(blocks.transition[0]), blocks, reverse=True)
+    return before, factor, feedback
+
+
+def _eliminate_together(blocks: _Blocks) -> tuple[Array, Array, Array]:
+    """The same where states are short: each block alone, then the states of all, then blocks with what is known."""
+    factor, feedback = blocks.factor_and_feedback(None)
+    root = solve_lower(factor, blocks.gain.mT)
+    before = known_of_states(blocks.transition - blocks.gain @ feedback, root.mT @ root, blocks.known(feedback))
+    after = jnp.concatenate([before[1:], jnp.zeros_like(before[:1])])
+    return before[0], *blocks.factor_and_feedback(after)
 
 
 class White(NamedTuple):
@@ -218,8 +269,10 @@ class StatePosterior(WhitenedPosterior, NotSequential):
         """Unknowns made of as many standard normal numbers, one to one; both of shape ``(num_columns,)``."""
         dynamics = self.space.design.dynamics
         local = white.at[dynamics.columns].get(mode="fill", fill_value=0.0)
-        deviation = self.colour(White(white[dynamics.shared][None], local[None]))
-        return self.space.unknowns(self.coordinates + deviation)
+        # the mean and what is away from it go through the states at once
+        shared, own = self.space.split(self.white_mean)
+        together = White((shared + white[dynamics.shared])[None], (own + local)[None])
+        return self.space.unknowns(self.colour(together))
 
     def whiten(self, design: StateSpaceDesign, shift: Array) -> White:
         r"""Transform shifts of rows of a design to white coordinates, for shifts of shape ``(K, m, r)``.

@@ -12,7 +12,8 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core import jaxpr_as_fun
 
-from ....linalg.gaussian.design import Dynamics, StateSpaceDesign, run_forward
+from ....linalg.gaussian.design import Dynamics, StateSpaceDesign
+from ....linalg.gaussian.recurrences import has_short_states, run_forward
 from ....linalg.padding import padded_groups
 from ..degrees import Degree, Degrees
 from ..dependence import dependence
@@ -40,6 +41,7 @@ class TimeBlocks:
 
     def __init__(self, program: Program, scans: Sequence[Equation], field: Mapping[str, tuple[int, int]], size: int):
         self.program, self.scans = program, tuple(scans)
+        self.field = dict(field)
         self.inputs, self.sizes = tuple(n for n, _ in field.values()), tuple(s for _, s in field.values())
         self.num_columns = sum(self.sizes)
         self.length, self.is_reversed = scans[0].params["length"], scans[0].params["reverse"]
@@ -179,6 +181,19 @@ class StateRows:
         """
         found = dependence(questions, blocks.seeds(), atoms_of(parts))
         return cls(blocks, parts, blocks.blocks_of(rows_of_pattern(blocks.program, found, parts)))
+
+    def by_steps(self, questions: Questions, together: np.ndarray) -> StateRows | None:
+        """The same rows with a block for each step; ``None`` if they see several, or if states are not short then.
+
+        :param together: as for :func:`find_time_blocks`.
+        """
+        blocks = TimeBlocks(self.blocks.program, self.blocks.scans, self.blocks.field, 1)
+        try:
+            blocks.set_home(_homes(questions, blocks, self.parts, together))
+            pays = has_short_states(blocks.num_states + blocks.shared.size, blocks.num_blocks)
+            return StateRows.build(questions, blocks, self.parts) if pays else None
+        except NoStateSpace:
+            return None
 
     def without_data(self) -> StateRows:
         """These rows: what was looked up in the data is a part of them, so that other steps are other programs."""
