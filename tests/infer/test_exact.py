@@ -143,6 +143,45 @@ def test_a_layout_for_held_sites_changes_no_answer():
     assert new[3]["y"].shape == old[3]["y"].shape == (24, 6)
 
 
+def walk(y):
+    """A walk with a level that all of its steps see: two states."""
+    level, scale = numpyro.sample("level", dist.Normal(0, 1)), numpyro.sample("scale", dist.HalfNormal(0.5))
+    slope = numpyro.sample("slope", dist.Uniform(0.5, 1.0))
+
+    def step(state, y):
+        state = numpyro.sample("state", dist.Normal(slope * state, scale))
+        numpyro.sample("y", dist.Poisson(jnp.exp(level + state)), obs=y)
+        return state, None
+
+    scan(step, 0.0, y)
+
+
+@pytest.mark.thorough
+def test_a_long_series_has_a_block_for_each_step():
+    """Fits take 32 steps together, coordinates one: the same field by another order of the arithmetic."""
+    args = (np.random.default_rng(3).poisson(np.exp(0.5 + np.sin(np.arange(259) / 15))),)
+    engine = fitted(walk, *args, engine=LaplaceApproximation, integrate="none")
+    found, reading = engine._run.coordinates, engine._run.reading
+    plain = dataclasses.replace(found, reading=reading)
+
+    @jax.jit
+    def moments(white):
+        def total(white, coordinates):
+            field = coordinates._given(white)[2]
+            asked = field.mean, field.log_scale, field.log_partition
+            return sum(jnp.sum(jnp.sin(x)) for x in asked), (asked, field.posterior.factor)
+
+        return [jax.value_and_grad(total, has_aux=True)(white, c) for c in (found, plain)]
+
+    white = 0.3 * random.normal(random.key(2), (found.size,))
+    ((_, (new, by_step)), new_slope), ((_, (old, by_block)), old_slope) = moments(white)
+    assert by_step.shape[0] == 259 > by_block.shape[0]
+    for now, before in zip((*new, new_slope), (*old, old_slope), strict=True):
+        np.testing.assert_allclose(now, before, rtol=1e-7, atol=1e-9)
+    assert np.all(new_slope[:2] != 0.0)
+    _check_density(PosteriorReparam(engine), walk, args)
+
+
 def _check_density(reparam, model, args):
     coordinates = reparam.coordinates
     white = random.normal(random.key(3), (coordinates.size,))
@@ -189,6 +228,8 @@ def test_density_of_other_models(name):
     assert engine._run.reading.abstract_form.border is None
     assert (reparam.coordinates.reading.abstract_form.border is not None) == (name == "crossed")
     _check_density(reparam, numpyro.handlers.substitute(model, data=dict(reparam.coordinates.held)), args)
+    # as a chain begins, with numbers
+    assert np.isfinite(log_density(reparam.reparam(), args, {}, {LATENT: jnp.zeros(reparam.coordinates.size)})[0])
 
 
 def test_weights_are_equal_where_the_posterior_is_gaussian():

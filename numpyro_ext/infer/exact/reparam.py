@@ -155,7 +155,7 @@ class _Known(Reparam):
         self.value = value
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
-        if obs is not None and not isinstance(obs, jax.core.Tracer):  # in a scan it is this value, given to its body
+        if obs is not None and not self._is_given(obs):
             raise ValueError(f"The site {name!r} is latent in the fit, and observed here.")
         if fn.shape() != np.shape(self.value):
             raise ValueError(
@@ -164,6 +164,12 @@ class _Known(Reparam):
             )
         numpyro.factor(f"_{name}_log_prob", fn.log_prob(self.value))
         return None, self.value
+
+    def _is_given(self, obs: Array) -> bool:
+        """True if it is the value of this site, which a scan shows once its body was given it."""
+        if isinstance(obs, jax.core.Tracer) or isinstance(self.value, jax.core.Tracer):
+            return True  # a chain begins with numbers
+        return np.array_equal(obs, self.value, equal_nan=True)
 
 
 def log_normal(white: Array) -> Array:
