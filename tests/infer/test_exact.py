@@ -287,6 +287,33 @@ def test_agreement_is_told_with_its_error():
     assert agreement_between({"a": found["a"]}, exact, {}).word == agreement_between({}, {}, {}).word == "unknown"
 
 
+def _one_group(scale, level=None):
+    """Three rates of one level, without the scale of the fit unless it is given a prior."""
+    level = numpyro.sample("level", level or dist.Normal(0.0, 2.0))
+    scale = 1.0 if scale is None else numpyro.sample("scale", scale)
+    rate = numpyro.sample("rate", dist.Normal(level, scale).expand([3]))
+    numpyro.sample("counts", dist.Poisson(jnp.exp(rate[GROUP])), obs=COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("prior", "level", "message"),
+    [
+        (None, None, r"'scale'.*not in this model"),
+        (dist.Uniform(0.0, 1.0), None, "support of the site 'scale'"),
+        (dist.HalfNormal(1.0), dist.HalfNormal(1.0), "support of the site 'level'"),
+        (dist.Gamma(2.0, 1.0), dist.Laplace(0.0, 1.0), None),
+    ],
+)
+def test_models_of_other_sites_are_refused(groups, prior, level, message):
+    reparam = PosteriorReparam(groups)
+    model, white = reparam.reparam(functools.partial(_one_group, prior, level)), jnp.zeros(reparam.coordinates.size)
+    if message is None:
+        assert np.isfinite(log_density(model, (), {}, {LATENT: white})[0])
+        return
+    with pytest.raises(ValueError, match=message):
+        log_density(model, (), {}, {LATENT: white})
+
+
 def test_what_has_no_coordinates_is_refused(groups):
     with pytest.raises(RuntimeError, match="run"):
         PosteriorReparam(EP(intercepts))

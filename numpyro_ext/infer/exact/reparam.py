@@ -14,6 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
+from numpyro.distributions.transforms import Transform
 from numpyro.infer.reparam import Reparam
 
 from ..front.engine import AnyEngine
@@ -99,27 +100,36 @@ class PosteriorReparam:
         run = engine._finished()
         self.coordinates: Coordinates = run.coordinates
         self.model: Callable[..., Any] = run.reading.model
+        self._transforms = {name: run.reading.sites[name].transform for name in self.coordinates.names}
         self._values = jax.jit(self.coordinates.values)  # traced once for all that samplers do with it
 
     def reparam(self, fn: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """The model with coordinates in the place of its sites, whose values are deterministic sites.
 
         :param fn: a model with the latent sites of the fit, by default the model of the engine. With other data the
-            chain is exact all the same, as long as the shapes of the latent sites stay.
-        :return: a model of the same arguments.
+            chain is exact all the same, as long as the shapes and the supports of the latent sites stay.
+        :return: a model of the same arguments, which raises a ValueError where they do not, or a site is missing.
         """
         model = self.model if fn is None else fn
+        transforms = {} if model is self.model else self._transforms
 
         def in_coordinates(*args: Any, **kwargs: Any) -> Any:
             base = dist.Normal(jnp.zeros(self.coordinates.size), 1.0).to_event(1)
             white = numpyro.sample(LATENT, base.mask(False))
             values, log_volume = self._values(white)
             numpyro.factor(f"_{LATENT}_log_volume", log_volume)
-            sites = {name: _Known(value) for name, value in values.items()}
+            sites = {name: _Known(value, transforms.get(name)) for name, value in values.items()}
             held = dict(self.coordinates.held)
             # A scan hands no site of its body to other handlers but those that give values.
             with handlers.condition(data=values), handlers.reparam(config=sites), handlers.substitute(data=held):
-                return model(*args, **kwargs)
+                found = model(*args, **kwargs)
+            missing = [name for name, site in sites.items() if not site.is_used]
+            if missing:
+                raise ValueError(
+                    f"The latent sites {missing} of the fit are not in this model, so that nothing holds their "
+                    "coordinates: run the engine on this model."
+                )
+            return found
 
         return in_coordinates
 
@@ -151,8 +161,8 @@ class PosteriorReparam:
 class _Known(Reparam):
     """A sample site at a value that is computed elsewhere: deterministic, with its log density as a factor."""
 
-    def __init__(self, value: Array) -> None:
-        self.value = value
+    def __init__(self, value: Array, transform: Transform | None) -> None:
+        self.value, self.transform, self.is_used = value, transform, False
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
         if obs is not None and not self._is_given(obs):
@@ -162,6 +172,12 @@ class _Known(Reparam):
                 f"The site {name!r} has shape {fn.shape()} here and {np.shape(self.value)} in the fit: run the engine "
                 "at these arguments."
             )
+        if self.transform is not None and not _are_equal(self.transform, dist.biject_to(fn.support)):
+            raise ValueError(
+                f"The support of the site {name!r} is not that of the fit, which its coordinates cover: run the engine "
+                "on this model."
+            )
+        self.is_used = True
         numpyro.factor(f"_{name}_log_prob", fn.log_prob(self.value))
         return None, self.value
 
@@ -170,6 +186,14 @@ class _Known(Reparam):
         if isinstance(obs, jax.core.Tracer) or isinstance(self.value, jax.core.Tracer):
             return True  # a chain begins with numbers
         return np.array_equal(obs, self.value, equal_nan=True)
+
+
+def _are_equal(transform: Transform, other: Transform) -> bool:
+    """True if the transforms are equal, as far as it is known: bounds that are latent are not."""
+    try:
+        return bool(transform == other)
+    except jax.errors.ConcretizationTypeError:
+        return True
 
 
 def log_normal(white: Array) -> Array:
