@@ -252,6 +252,14 @@ def test_a_forgotten_key_is_missed_at_once(groups, key):
             answer(key)
 
 
+@pytest.mark.parametrize(
+    "option", [{"num_chains": 0}, {"num_samples": 0}, {"num_samples": 2.5}, {"target_accept_prob": 1.5}]
+)
+def test_options_of_chains_are_checked(groups, option):
+    with pytest.raises(ValueError, match=next(iter(option))):
+        groups.sample_exactly(random.key(0), **option)
+
+
 def test_overlap_of_weights_is_the_acceptance_over_all_pairs():
     log_weights = np.asarray(random.normal(random.key(0), (200,)))
     weights = np.exp(log_weights)
@@ -326,6 +334,17 @@ def test_what_has_no_coordinates_is_refused(groups):
     other = numpyro.handlers.seed(PosteriorReparam(groups).reparam(four), random.key(0))
     with pytest.raises(ValueError, match=r"'rate' has shape \(4,\) here and \(3,\)"):
         other(COUNTS)
+
+
+def test_discrete_sites_on_which_nothing_depends_are_refused_by_name():
+    def missing(counts):
+        rate = numpyro.sample("rate", dist.Normal(0.0, 1.0))
+        numpyro.sample("counts", dist.Poisson(jnp.exp(rate)).expand([2]).to_event(1), obs=counts)
+        numpyro.sample("next", dist.Poisson(jnp.exp(rate)))
+
+    engine = fitted(missing, np.array([3, 5]), engine=LaplaceApproximation)
+    with pytest.raises(ValueError, match=r"\['next'\] are discrete"):
+        engine.sample_exactly(random.key(0), 10)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from numpyro.infer import MCMC, NUTS, init_to_sample
 
 from ...structure.model.running.execution import check_key
 from ..front.engine import BaseEngine
+from ..front.options import check_at_least
 from ..front.running.progress import warn
 from .agreement import Agreement, agreement_between
 from .gaps import monte_carlo_errors
@@ -143,9 +144,14 @@ def sample_exactly(
 ) -> ExactSamples:
     """Exact draws by NUTS in the coordinates of an engine's posterior; see :class:`PosteriorReparam`."""
     check_key(rng_key, "sample_exactly(jax.random.key(0))", "comes first")
+    check_at_least(1, num_samples=num_samples, num_chains=num_chains)
+    check_at_least(0, num_warmup=num_warmup)
+    if not 0.0 < target_accept_prob < 1.0:
+        raise ValueError(f"target_accept_prob must be between zero and one, got {target_accept_prob!r}.")
     reparam = PosteriorReparam(engine)
     run = engine._finished()
-    discrete = [name for name in reparam.coordinates.left_out if _is_discrete(run, name)]
+    left_out = {name: run.reading.sites.get(name) for name in reparam.coordinates.left_out}
+    discrete = [name for name, site in left_out.items() if site is not None and site.is_discrete]
     if discrete:
         raise ValueError(
             f"The latent sites {discrete} are discrete, and NUTS moves continuous ones. Nothing depends on them: leave "
@@ -172,8 +178,3 @@ def sample_exactly(
 def _in_turn(one_chain: Callable[..., Any]) -> Callable[..., Any]:
     """Chains one after the other in one program; NumPyro's own way compiles one for each of them."""
     return partial(jax.lax.map, one_chain)
-
-
-def _is_discrete(run: Any, name: str) -> bool:
-    site = run.reading.sites.get(name)
-    return bool(getattr(getattr(site, "support", None), "is_discrete", False))
