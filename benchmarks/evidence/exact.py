@@ -180,13 +180,18 @@ def compare(draw: int, name: str) -> dict[str, Any]:
     return {"ways": found}
 
 
+def _rate(number: float, digits: int) -> str:
+    """So many digits behind the point, and more of small numbers, so that none is shown as zero."""
+    return f"{number:.{digits}f}" if number >= 1.0 else f"{number:.1g}"
+
+
 def page(found: dict[str, list[Any]]) -> list[str]:
     """Lines of the report: the table, and the rows that are lost."""
     failed = {name: each["failed"] for name in MODELS for each in found[name] if "failed" in each}
     ways = {name: each["ways"] for name in MODELS for each in found[name] if "ways" in each}
     gains = {name: {way: of[COORDINATES][2] / row[2] for way, row in of.items()} for name, of in ways.items()}
     rows = (
-        (name, way, f"{of[0]:.0f}", f"{of[1]:.1f}", f"{of[2]:.0f}", of[3], f"{of[4]:.1f}", f"{gains[name][way]:.1f}")
+        (name, way, f"{of[0]:.0f}", _rate(of[1], 1), _rate(of[2], 0), of[3], f"{of[4]:.1f}", _rate(gains[name][way], 1))
         for name in ways
         for way, of in ways[name].items()
     )
