@@ -291,6 +291,9 @@ def test_agreement_is_told_with_its_error():
     assert agreement.word == "off"
     assert "off at b, d" in repr(agreement)
     assert agreement_between({"a": found["a"]}, exact, errors).word == "holds"
+    assert "use the exact draws" in agreement.verdict
+    wide = {"a": (np.zeros(2), np.array([1.0, 9.0]))}
+    assert "far wider than the draws at a" in agreement_between(wide, exact, errors).verdict
     assert agreement_between({"c": found["c"]}, exact, errors).word == "unknown"
     assert agreement_between({"a": found["a"]}, exact, {}).word == agreement_between({}, {}, {}).word == "unknown"
 
@@ -435,6 +438,24 @@ def test_acceptance_of_proposals_is_the_overlap(groups, capsys):
     mcmc.post_warmup_state = before
     mcmc.run(mcmc.post_warmup_state.rng_key, COUNTS)
     assert np.all(mcmc.last_state.i == before.i + 4000)
+
+
+@pytest.mark.thorough
+def test_what_was_said_of_the_modes_of_a_fit_stays_with_its_chains():
+    """With the other sign of the slope the density is the same, and no chain goes there."""
+
+    def mirrored(y):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 3.0))
+        shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(slope**2 + shift, 0.3), obs=y)
+
+    with pytest.warns(UserWarning, match="two modes"):
+        engine = fitted(mirrored, np.full(3, 4.0))
+    exact = engine.sample_exactly(random.key(1), 200, num_chains=2)
+    slope = exact.get_samples()["slope"]
+    assert np.all(np.sign(slope) == np.sign(slope[0]))
+    assert exact.agreement.word != "off"  # as far as chains know
+    assert any("two modes" in message and "none of them has reached" in message for message in exact.messages)
 
 
 @pytest.mark.thorough

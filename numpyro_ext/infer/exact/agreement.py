@@ -15,6 +15,8 @@ __all__ = ["Agreement", "SiteAgreement", "agreement_between"]
 TOLERANCE = 0.1
 """Gap of means in standard deviations, and relative gap of standard deviations, within which an approximation holds."""
 _NUM_ERRORS = 4.0
+_FAR_WIDER = 3.0
+"""Ratio of standard deviations from which on the draws may be of one mode of several."""
 
 
 class SiteAgreement(NamedTuple):
@@ -32,6 +34,9 @@ class SiteAgreement(NamedTuple):
 
 class Agreement(Shown, Mapping[str, SiteAgreement]):
     """Agreement by site; its text is a table with a verdict.
+
+    It compares with what the chains have reached: of a mode that none of them has seen it says nothing, and
+    :class:`~numpyro_ext.infer.SMC` may.
 
     :param sites: by name.
     """
@@ -58,6 +63,13 @@ class Agreement(Shown, Mapping[str, SiteAgreement]):
     def verdict(self) -> str:
         """Sentence on all sites."""
         off = [name for name, site in self._sites.items() if site.word == "off"]
+        least = {name: site.ratio - _NUM_ERRORS * site.ratio_error for name, site in self._sites.items()}
+        wider = [name for name in off if least[name] > _FAR_WIDER]
+        if wider:
+            return (
+                f"The approximation is off at {', '.join(off)}, and far wider than the draws at {', '.join(wider)}: it "
+                "is too wide, or the chains have stayed at one of several modes. Compare SMC before you use the draws."
+            )
         if off:
             return f"The approximation is off at {', '.join(off)}: use the exact draws."
         if self.word == "unknown":

@@ -78,8 +78,11 @@ class ExactSamples(MCMC):
         exact = {n: (v.mean((0, 1)), v.std((0, 1))) for n, v in draws.items()}
         return agreement_between(found, exact, monte_carlo_errors(draws))
 
-    def judge(self) -> None:
-        """Say what is wrong with the chains, and which observation is farthest from its approximation."""
+    def judge(self, of_fit: tuple[str, ...] = ()) -> None:
+        """Say what is wrong with the chains, and which observation is farthest from its approximation.
+
+        :param of_fit: what was said of the fit, which is kept and not said again.
+        """
         white = np.asarray(self._states[self._sample_field][LATENT])
         number = white.shape[0] * white.shape[1]
         found = []
@@ -103,6 +106,11 @@ class ExactSamples(MCMC):
             self.messages += (f"Held at the values of the fit, and not sampled: {named}.",)
         for message in self.messages:
             warn(message)
+        if of_fit:
+            self.messages += (
+                f"Of the fit, in whose coordinates the chains are, it was said: {' '.join(of_fit)} The chains are "
+                "exact all the same, but for modes that none of them has reached.",
+            )
 
     def _cause(self, white: np.ndarray) -> str:
         some = white[:: max(1, len(white) // _FOR_CAUSE)]
@@ -171,7 +179,7 @@ def sample_exactly(
         **options,
     )
     found.run(rng_key, *run.reading.args, **run.reading.kwargs)
-    found.judge()
+    found.judge(tuple(engine.diagnostics.messages))
     return found
 
 
