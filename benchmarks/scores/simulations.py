@@ -214,7 +214,8 @@ at most {NUM_SETS} of a cell; no more are begun after {CPU_SECONDS:.0f} CPU-seco
 A cell has the root mean squared error of the posterior median over data sets, with its Monte Carlo error in brackets,
 and the coverage of the central 90 % interval, whose Monte Carlo error is {_percent(np.sqrt(0.09 / NUM_SETS))} with
 {NUM_SETS} data sets and {_percent(np.sqrt(0.09 / 20))} with 20. Seconds are CPU-seconds: of the first call, which
-compiles and fits {SETS_OF_A_CALL}, and milliseconds of a fit of the calls after it, quantiles included.
+compiles and fits {SETS_OF_A_CALL}, and milliseconds of a fit of the calls after it, quantiles included. Up to
+twenty-five other processes ran beside it.
 
 {chr(10).join([*table_head(heads), *rows])}
 

@@ -293,7 +293,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     if share > _LITTLE_MASS:
         messages = (
             *messages,
-            f"At {int(unfinished.sum())} of {unfinished.size} points, which have {100 * share:.2g} % of the mass, the "
+            f"At {int(unfinished.sum())} of {unfinished.size} points, which have {100 * share:.3g} % of the mass, the "
             "field did not converge.",
         )
     return Exploration(
