@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from numpyro.infer import Trace_ELBO
 from ...structure.model.running.execution import check_key
 from ..front.files.archive import read_archive
 from .data import Rows, Sequences
+from .devices import OneDevice, SeveralDevices, checked_devices
 from .fit import ChunkedFit, TrainingState
 from .labels import Labels
 from .laplace import LaplaceProgram
@@ -89,6 +90,9 @@ class ChunkedSVI:
     :param local: ``"laplace"`` for the evidence of the members' latent site, above; ``None`` for SVI by the guide.
     :param sampled_softmax: items that stand for all in training, above; by default all are scored.
     :param max_chunks: only the last ``max_chunks * chunk`` events of each user are trained on.
+    :param devices: between which members are divided, such as ``jax.devices()``: each has its rows of all tables and
+        computes its part of a batch, and what is shared takes the same step on all. ``batch_size`` is a multiple of
+        their number. By default JAX's default device.
     :param bool progress_bar: show a bar.
     :raises TypeError: for an optimiser that is not optax's.
     :raises ValueError: for numbers that are not positive.
@@ -115,6 +119,7 @@ class ChunkedSVI:
         local: Literal["laplace"] | None = None,
         max_chunks: int | None = None,
         sampled_softmax: int | None = None,
+        devices: Sequence[jax.Device] | None = None,
         progress_bar: bool = True,
     ) -> None:
         if not isinstance(optim, optax.GradientTransformation):
@@ -145,6 +150,7 @@ class ChunkedSVI:
         self.chunk = None if chunk is None else int(chunk)
         self.max_chunks = None if max_chunks is None else int(max_chunks)
         self.sampled_softmax = None if sampled_softmax is None else int(sampled_softmax)
+        self.devices = None if devices is None else checked_devices(devices, self.batch_size, local)
         self._kept: tuple[object, Program] | None = None
 
     def run(
@@ -217,7 +223,7 @@ class ChunkedSVI:
         file = None if checkpoint is None else Checkpoint(Path(checkpoint), checkpoint_minutes)
         training = Training(program, source, setting, self.batch_size, state, file)
         stopped = training.run(int(num_epochs), patience, self.progress_bar)
-        state = training.state
+        state = training.whole_state
         best = state.parameters if state.best is None else state.parameters._replace(**state.best)
         params, notes = program.constrained(best), (*source.notes, *training.notes)
         if isinstance(program, LaplaceProgram) and isinstance(source, Sequences):
@@ -247,7 +253,8 @@ class ChunkedSVI:
                 program: Program = LaplaceProgram(self.model, self.optim, self.plate, self.chunk)
             else:
                 given = (self.model, self.guide, self.optim, self.loss, self.plate, self.chunk)
-                program = Program(*given, self.sampled_softmax)
+                places = OneDevice() if self.devices is None else SeveralDevices(self.devices)
+                program = Program(*given, self.sampled_softmax, places)
             self._kept = (setting.constants, program)
         return self._kept[1]
 

@@ -14,6 +14,7 @@ from numpyro.infer.svi import SVIState
 from numpyro.primitives import mutable
 
 from .chunks import Events, chunk_of
+from .devices import OneDevice
 from .local_sites import InBatch, Recorder, by_rows, parted
 from .sampled_softmax import Candidates, SampledSoftmax, draw_candidates
 from .scoring import Scoring, of_each
@@ -53,6 +54,7 @@ class Program(Scoring):
     :param plate: name of the plate whose rows come in batches.
     :param chunk: events of a chunk, for models that take these and return their carry.
     :param sampled_softmax: items that stand for all when a step scores its events; ``None`` for all.
+    :param places: of tables and batches.
     """
 
     can_be_kept: bool = True
@@ -67,9 +69,10 @@ class Program(Scoring):
         plate: str,
         chunk: int | None,
         sampled_softmax: int | None = None,
+        places: OneDevice | None = None,
     ) -> None:
         super().__init__(model, guide, plate, chunk)
-        self.sampled_softmax = sampled_softmax
+        self.sampled_softmax, self.places = sampled_softmax, OneDevice() if places is None else places
         self.optim, self.loss, self.has_carry = optim, loss, chunk is not None
         # not with an autoguide, which keeps arrays of its first call
         self._compiles_init = guide is None
@@ -129,7 +132,19 @@ class Program(Scoring):
 
     def constrained(self, parameters: Parameters) -> dict[str, Array]:
         """Values of all parameters as the model has them."""
-        return self.constrain(self._merged(parameters.shared, parameters.tables))
+        return self.constrain(
+            self._merged(parameters.shared, self.places.whole(parameters.tables, self.sites.num_rows))
+        )
+
+    def put(self, parameters: Parameters) -> Parameters:
+        """Parameters with their rows on the devices that these belong to."""
+        tables, states = self.places.put((parameters.tables, parameters.row_states))
+        return parameters._replace(tables=tables, row_states=states)
+
+    def whole(self, parameters: Parameters) -> Parameters:
+        """Parameters as one device would have them, from :meth:`put`."""
+        tables, states = self.places.whole((parameters.tables, parameters.row_states), self.sites.num_rows)
+        return parameters._replace(tables=tables, row_states=states)
 
     def values_to_validate(self, parameters: Parameters) -> dict[str, Array]:
         """Values of all parameters that the validation is scored at."""
@@ -209,11 +224,17 @@ class Program(Scoring):
         setting: Setting,
     ) -> tuple[Parameters, Array, Array, Array]:
         """One step on some rows: parameters, key, loss, and whether it was finite; what was not is not taken."""
+        users = self.places.divided(users)
         batch = parameters.take(users)
         args = jax.tree.map(lambda x: x[users], data)
         new, key, loss, _, good = self._update(batch, key, rate, users, args, setting.kwargs)
         new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, batch)
-        return parameters.put(users, new), key, jnp.where(good, loss, 0.0), good
+        return self._put_back(parameters, users, new), key, jnp.where(good, loss, 0.0), good
+
+    def _put_back(self, parameters: Parameters, rows: Array, batch: Parameters) -> Parameters:
+        new = parameters.put(rows, batch)
+        tables, states = self.places.divided((new.tables, new.row_states))
+        return new._replace(tables=tables, row_states=states)
 
     def _run_chunks(
         self,
@@ -232,6 +253,7 @@ class Program(Scoring):
 
         :param log_proposal: of candidates for the softmax, where these stand for all items.
         """
+        users = self.places.divided(users)
         start, length = jnp.asarray(events.starts)[users], jnp.asarray(events.lengths)[users]
         kwargs = setting.kwargs
 
@@ -254,4 +276,4 @@ class Program(Scoring):
         carry = of_each(setting.carry, users.shape[0])
         initial = (parameters.take(users), key, carry, jnp.zeros(()), jnp.array(True))
         batch, key, _, total, good = lax.fori_loop(0, num_chunks, body, initial)
-        return parameters.put(users, batch), key, total, good
+        return self._put_back(parameters, users, batch), key, total, good

@@ -35,10 +35,10 @@ class Checkpoint:
     def __init__(self, path: Path, minutes: float) -> None:
         self.path, self.seconds, self.written = path, 60.0 * minutes, time.monotonic()
 
-    def write(self, state: TrainingState, *, now: bool = False) -> None:
+    def write(self, training: Training, *, now: bool = False) -> None:
         """Write the state if it is time."""
         if now or time.monotonic() - self.written >= self.seconds:
-            write_archive(self.path, {"training": state.packed()})
+            write_archive(self.path, {"training": training.whole_state.packed()})
             self.written = time.monotonic()
 
 
@@ -60,18 +60,24 @@ class Training:
         checkpoint: Checkpoint | None,
     ) -> None:
         self.program, self.source, self.setting, self.batch_size = program, source, setting, batch_size
-        self.state, self.checkpoint = state, checkpoint
+        self.state = state._replace(parameters=program.put(state.parameters))
+        self.checkpoint = checkpoint
         self.notes: list[str] = []
         self._proposal: dict[str, jax.Array] = {}
         if program.sampled_softmax is not None and isinstance(source, Sequences):
             self._proposal = {"log_proposal": log_proposals(source.events.items, source.num_items)}
+
+    @property
+    def whole_state(self) -> TrainingState:
+        """State as one device would have it."""
+        return self.state._replace(parameters=self.program.whole(self.state.parameters))
 
     def run(self, num_epochs: int, patience: int | None, show: bool) -> str:
         """Train, and say why it ended."""
         with progress_bar(None, "training", unit="batches", enabled=show) as bar, _interrupts() as interrupted:
             stopped = self._epochs(num_epochs, patience, bar, interrupted)
         if self.checkpoint is not None:
-            self.checkpoint.write(self.state, now=True)
+            self.checkpoint.write(self, now=True)
         if self.state.num_failures:
             self.notes.append(f"{self.state.num_failures} losses were not finite; the rate was halved each time")
         return stopped
@@ -94,7 +100,7 @@ class Training:
                 bar.set_postfix_str(self._progress(), refresh=False)
                 bar.update()
                 if self.checkpoint is not None:
-                    self.checkpoint.write(self.state)
+                    self.checkpoint.write(self)
             self._end_of_epoch()
         return "num_epochs"
 
@@ -147,7 +153,8 @@ class Training:
                 self.notes.append(f"the validation error of epoch {state.epoch} is {error}")
             if error < min((e for e in state.errors if not math.isnan(e)), default=math.inf):
                 # a copy, since steps overwrite their buffers
-                best = jax.tree.map(jnp.array, {name: getattr(state.parameters, name) for name in ("shared", "tables")})
+                whole = self.program.whole(state.parameters)
+                best = jax.tree.map(jnp.array, {name: getattr(whole, name) for name in ("shared", "tables")})
                 state = state._replace(best=best, best_epoch=state.epoch)
             state = state._replace(errors=(*state.errors, error))
         self.state = state

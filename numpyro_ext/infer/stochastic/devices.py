@@ -1,0 +1,87 @@
+"""Places of tables and batches where the members of a plate are divided between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+__all__ = ["OneDevice", "SeveralDevices", "checked_devices"]
+
+_AXIS = "members"
+
+
+class OneDevice:
+    """All on JAX's default device."""
+
+    def put(self, tables: Any) -> Any:
+        """Give every device its rows of the tables."""
+        return tables
+
+    def whole(self, tables: Any, num_rows: int) -> Any:
+        """Tables as one device would have them, from :meth:`put`."""
+        return tables
+
+    def divided(self, arrays: Any) -> Any:
+        """Arrays of compiled programs, of which every device has its rows."""
+        return arrays
+
+
+class SeveralDevices(OneDevice):
+    """Rows of tables divided between devices, and those of a batch too.
+
+    A program is the one of a single device. Each device computes the steps of its part of a batch; gradients of what is
+    shared are added over the devices, and every device takes the same step. Rows of the batch travel between the
+    devices, no table does.
+
+    :param devices: of this process.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+        self._number, self._by_row = len(devices), NamedSharding(mesh, PartitionSpec(_AXIS))
+
+    def put(self, tables: Any) -> Any:
+        # rows that nobody has at the end, so that all devices have as many
+        def put(table: Array) -> Array:
+            rest = -len(table) % self._number
+            return jax.device_put(jnp.pad(table, [(0, rest)] + [(0, 0)] * (table.ndim - 1)), self._by_row)
+
+        return jax.tree.map(put, tables)
+
+    def whole(self, tables: Any, num_rows: int) -> Any:
+        return jax.tree.map(lambda table: table[:num_rows], tables)
+
+    def divided(self, arrays: Any) -> Any:
+        def divide(array: Array) -> Array:
+            is_even = len(array) % self._number == 0  # a last batch may not be
+            return lax.with_sharding_constraint(array, self._by_row) if is_even else array
+
+        return jax.tree.map(divide, arrays)
+
+
+def checked_devices(devices: Sequence[jax.Device], batch_size: int, local: str | None) -> tuple[jax.Device, ...]:
+    """Devices between which batches of this size can be divided.
+
+    :raises ValueError: if they cannot.
+    """
+    found = tuple(devices)
+    if not found or not all(
+        isinstance(one, jax.Device) and one in jax.local_devices(backend=one.platform) for one in found
+    ):
+        raise ValueError(f"ChunkedSVI: devices are some of this process, such as jax.devices(); got {devices!r}.")
+    if batch_size % len(found):
+        raise ValueError(
+            f"ChunkedSVI: a batch is divided between the devices, so batch_size is a multiple of {len(found)}; got "
+            f"{batch_size}."
+        )
+    if local is not None:
+        raise ValueError(
+            'ChunkedSVI: local="laplace" takes people one after the other, on one device: leave devices out.'
+        )
+    return found
