@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..infer.stochastic.labels import Labels
 from .events import EventSequences
 from .predictor import SequencePredictor, all_events, best_by_validation
 
@@ -22,7 +23,7 @@ class Uniform(SequencePredictor):
     """Predictor that knows nothing: each of I items has the probability 1 / I."""
 
     def _fit(self, train: EventSequences, validation: EventSequences | None) -> None:
-        pass
+        self._labels = Labels.of(train)  # of the items alone, as it learns from no event
 
     def _log_probabilities(self, sequences: EventSequences) -> np.ndarray:
         return np.full(sequences.items.size, -np.log(sequences.num_items))
@@ -262,6 +263,8 @@ class OwnFrequencies(SequencePredictor):
     causal: bool = True
 
     def _fit(self, train: EventSequences, validation: EventSequences | None) -> None:
+        if self.causal:
+            self._labels = Labels.of(train)
         train = all_events(train, validation)
         self._trained = PairCounts(train.users, train.items, train.num_items)
         self._lengths: np.ndarray = train.lengths
@@ -293,7 +296,7 @@ class OwnBigram(SequencePredictor):
     eps: float = 0.01
 
     def _fit(self, train: EventSequences, validation: EventSequences | None) -> None:
-        pass
+        self._labels = Labels.of(train)
 
     def _log_probabilities(self, sequences: EventSequences) -> np.ndarray:
         number, previous = sequences.num_items, sequences.previous

@@ -52,7 +52,8 @@ class SequencePredictor:
             raise ValueError(f"{type(self).__name__}: training and validation are of the same users and items.")
         if train.items.size == 0:
             raise ValueError(f"{type(self).__name__}: there are no training events.")
-        self.num_items, self.num_users, self._labels = train.num_items, train.num_users, Labels.of(train)
+        self.num_items, self.num_users = train.num_items, train.num_users
+        self._labels = Labels.learned(all_events(train, validation))
         self._fit(train, validation)
         return self
 
@@ -63,6 +64,7 @@ class SequencePredictor:
         :raises ValueError: before ``fit``, or for other items, or other users where these have a part of their own.
         """
         self._check_fitted(split)
+        self._labels.warn_of_seen(type(self).__name__, split)
         return self._log_probabilities(split.whole)[split.is_test]
 
     def next_log_probabilities(self, history: ArrayLike, user: int | None = None) -> np.ndarray:

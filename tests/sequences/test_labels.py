@@ -1,4 +1,6 @@
-"""Logs that are numbered in another way than the log of a fit: refused, and numbered alike."""
+"""Logs that are numbered in another way than the log of a fit, or that it has seen: refused, numbered alike, told."""
+
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +18,11 @@ from numpyro_ext.sequences import (
     EventSequences,
     HiddenMarkovBaseline,
     MatrixFactorisation,
+    OwnBigram,
     OwnFrequencies,
     PersonalMixture,
+    RepeatLast,
+    Uniform,
     Unigram,
     compare_sequences,
     numbered_as,
@@ -73,6 +78,31 @@ def test_other_items_are_refused_by_all_that_predicts(old):
             fitted.log_predictive(other)
     with pytest.raises(ValueError, match="number 0 was 'a' and is 'aa'"):
         compare_sequences(fits, other)
+
+
+def test_events_that_were_learned_from_are_no_test(old, tmp_path):
+    log = EventSequences.from_lists(OLD)
+    later = EventSequences.from_lists({"ann": OLD["ann"], "bob": list("cccccccccc"), "cem": list("cab")})
+    engine, fit = network(log)
+    fit.save(tmp_path / "fit")
+    fits = [fit, engine.load(tmp_path / "fit")]
+    fits += [predictor.fit(log) for predictor in (Bigram(), MatrixFactorisation(2, 1.0), RepeatLast())]
+    for fitted in fits:
+        with pytest.warns(UserWarning, match="was fitted to 6 of these test events, of 3 users, so that its error is"):
+            fitted.log_predictive(old)
+        # other events of bob, and of cem no test that was in the training
+        split = later.split(share=0.2, least=1, most=3)
+        with pytest.warns(UserWarning, match="was fitted to 2 of these test events, of 1 users"):
+            fitted.log_predictive(split)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for predictor in (Uniform(), OwnFrequencies(), OwnBigram()):  # which learn from no event of others
+            predictor.fit(log).log_predictive(old)
+        network(old.history)[1].log_predictive(old)
+        Bigram().fit(old.history).log_predictive(old)
+    # weights of a mixture are learned from events that its network must not know
+    with pytest.warns(UserWarning, match="ChunkedFit was fitted to 6 of these test events"):
+        PersonalMixture(network=network(old.history)[1]).fit(old.train, old.validation)
 
 
 def test_other_users_are_refused_where_they_have_a_part_of_their_own(old, tmp_path):

@@ -157,6 +157,7 @@ class ChunkedFit(Shown):
         :return: shape ``(test events,)``, user by user.
         """
         history, whole = self._parts_of(split)
+        self._labels.warn_of_seen("ChunkedFit", split)
         scores = self._log_probabilities(whole, num_draws, rng_key)
         return scores[later_than(whole, np.asarray(history.lengths))]
 
