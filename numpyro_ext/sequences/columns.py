@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import date
+from numbers import Real
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -44,11 +47,19 @@ def ordered_times(time: ArrayLike, number: int) -> np.ndarray:
     at = np.asarray(time)
     if at.shape != (number,):
         raise ValueError(f"from_events: time has the shape {at.shape}; there are {number} events.")
-    if at.dtype.kind not in "iufM":
-        raise ValueError("from_events: time is a column of numbers or of dates (numpy.datetime64, pandas.to_datetime).")
-    missing = np.isnat(at) if at.dtype.kind == "M" else np.isnan(at.astype(float))
+    if at.dtype.kind == "O":
+        missing = np.array([_is_missing(value) for value in at], np.bool_)
+    else:
+        missing = np.isnat(at) if at.dtype.kind in "mM" else at != at  # noqa: PLR0124 (nan)
     if missing.any():
         raise ValueError(
             f"from_events: {missing.sum()} events have no time, the first in row {int(np.argmax(missing))}."
         )
+    if at.dtype.kind == "O" and all(isinstance(value, date | Real) for value in at):  # dates with a time zone as well
+        try:
+            return np.unique(at, return_inverse=True)[1]
+        except TypeError as error:
+            raise ValueError(f"from_events: time mixes kinds that have no order ({error}).") from error
+    if at.dtype.kind not in "iufmM":
+        raise ValueError("from_events: time is a column of numbers or of dates (numpy.datetime64, pandas.to_datetime).")
     return at

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..infer.stochastic.labels import Labels
+from ..infer.stochastic.labels import Labels, checked_user
 from .events import EventSequences, EventSplit, hold_out
 
 __all__ = ["Predictor", "SequencePredictor", "best_by_validation"]
@@ -98,9 +98,7 @@ class SequencePredictor:
         self._labels.check(type(self).__name__, sequences, with_users=True)
 
     def _checked_user(self, user: int) -> int:
-        if not 0 <= user < self.num_users:
-            raise ValueError(f"{type(self).__name__}: users of the training are 0 to {self.num_users - 1}; got {user}.")
-        return user
+        return checked_user(type(self).__name__, user, self.num_users)
 
     def _checked(self, history: ArrayLike) -> np.ndarray:
         items = np.asarray(history)

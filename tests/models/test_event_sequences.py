@@ -132,6 +132,11 @@ def test_someone_new_has_the_posterior_of_the_model(low_rank):
         np.testing.assert_allclose(row.mode, person.mode, atol=1e-12)
     with pytest.raises(ValueError, match="indices of items.*Labels have their index in EventSequences.item_labels"):
         low_rank.fold_in(["tea", "milk"])
+    for number in (1, 0, -1, 2.0):
+        with pytest.raises(ValueError, match="num_draws is an integer from 2"):
+            person.next_probabilities(number)
+    with pytest.raises(ValueError, match="num_draws is an integer from 1"):
+        low_rank.next_log_probabilities(history, user=0, num_draws=0)
     assert person.converged and (nobody.num_dropped, person.num_dropped) == (0, 1)
     np.testing.assert_array_equal(nobody.mode, 0.0)
     np.testing.assert_allclose(nobody.covariance_at_mode, np.eye(2), atol=1e-12)

@@ -24,7 +24,9 @@ def test_events_are_grouped_by_user_and_sorted_by_time():
     assert list(log.user_labels) == ["a", "b"] and list(log.positions) == [0, 1, 0, 1, 2]
     assert list(log.previous) == [-1, 1, -1, 0, 2] and list(log.starts) == [0, 2] and log.num_items == 3
     frame = pd.DataFrame({"user": users, "item": items, "time": pd.to_datetime(time, unit="s")})
-    for at in (time, np.array(time, np.float32), frame["time"], [3, 1, 1, 0, 3]):
+    there, dates = frame["time"].dt.tz_localize("Europe/Zurich"), list(frame["time"].dt.to_pydatetime())
+    spans = frame["time"] - frame["time"].min()
+    for at in (time, np.array(time, np.float32), frame["time"], [3, 1, 1, 0, 3], there, dates, spans):
         dated = EventSequences.from_events(frame["user"], frame["item"].astype("category"), at)
         assert lists_of(dated) == [["x", "y"], ["z", "x", "x"]]
         assert "2 events came before" in dated.notes[0] and "1 events have the time" in dated.notes[1]
@@ -50,6 +52,13 @@ def test_labels_may_be_negative_numbers_and_counts_without_an_order_are_told():
         (np.array([1, "a"], object), [1, 2], None, r"no order \(int, str\)"),
         ([1, 2], [1, 2], [1.0, np.nan], "1 events have no time, the first in row 1"),
         ([1, 2], [1, 2], ["monday", "friday"], "pandas.to_datetime"),
+        (
+            [1, 2],
+            [1, 2],
+            pd.Series(pd.to_datetime(["2026-01-01", None])).dt.tz_localize("UTC"),
+            "1 events have no time",
+        ),
+        ([1, 2], [1, 2], pd.Series([pd.Timestamp("2026-01-01"), 1], dtype=object), "no order"),
         ([1, 2], [1, 2], [1.0], "time has the shape"),
     ],
 )

@@ -63,7 +63,8 @@ def test_someone_new_has_the_vector_of_her_history():
     logits = model.items @ vector
     found = np.exp(model.next_log_probabilities([1, 1, 4, 0]))
     np.testing.assert_allclose(found, np.exp(logits) / np.exp(logits).sum(), rtol=1e-10)
-    with pytest.raises(ValueError, match="users of the training are 0 to 2; got -1"):
-        model.next_log_probabilities([], user=-1)
+    for user in (-1, 3, 1.0, True, "ann"):
+        with pytest.raises(ValueError, match=r"the integers 0 to 2; got .* its place in EventSequences.user_labels"):
+            model.next_log_probabilities([], user=user)
     with pytest.raises(ValueError, match="width is from 1"):
         MatrixFactorisation(0).fit(split.train)

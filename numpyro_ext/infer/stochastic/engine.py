@@ -229,7 +229,8 @@ class ChunkedSVI:
         if isinstance(program, LaplaceProgram) and isinstance(source, Sequences):
             params, more = program.settled(params, source.events, self.batch_size, setting)
             notes = (*notes, *more)
-        return ChunkedFit(program, self.batch_size, params, state, stopped, notes, setting, Labels.learned(data))
+        labels = Labels.learned(data) if self.chunk else Labels()
+        return ChunkedFit(program, self.batch_size, params, state, stopped, notes, setting, labels)
 
     def load(self, path: str | os.PathLike[str]) -> ChunkedFit:
         """Fit from a file of :meth:`ChunkedFit.save`, by an engine of the same model and options.

@@ -15,9 +15,10 @@ from scipy.special import logsumexp
 from ...display import Shown
 from ..front.files.archive import Content, write_archive
 from .chunks import Events, checked_events, joined
-from .labels import Labels
+from .labels import Labels, checked_user
 from .people import Given, PersonalPosterior
 from .program import Parameters, Program
+from .scoring import checked_draws
 from .setting import Setting
 
 __all__ = ["ChunkedFit", "TrainingState"]
@@ -202,8 +203,8 @@ class ChunkedFit(Shown):
         if user is None and self._program.sites.axes:
             names = ", ".join(map(repr, self._program.sites.axes))
             raise ValueError(f"ChunkedFit: {names} are personal; give user=, the index of someone who was fitted.")
-        if user is not None and not 0 <= user < num_users:
-            raise ValueError(f"ChunkedFit: users are 0 to {num_users - 1}; got {user}.")
+        if user is not None:
+            user = checked_user("ChunkedFit", user, num_users)
         width = self._program.chunk or 1
         # to few lengths, as each is a program
         padded = np.zeros(width * 2 ** (len(items) // width).bit_length(), np.int32)
@@ -289,7 +290,9 @@ class ChunkedFit(Shown):
         self._labels.check("ChunkedFit", data, with_users=bool(self._program.sites.axes))
 
     def _draws(self, number: int | None) -> int:
-        return (16 if self._program.has_guide else 1) if number is None else number
+        if number is None:
+            return 16 if self._program.has_guide else 1
+        return checked_draws("ChunkedFit", number, 1)
 
     def _check_sequential(self) -> None:
         if not self.is_sequential:

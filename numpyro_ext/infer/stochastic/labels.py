@@ -10,7 +10,7 @@ import numpy as np
 from ..front.running.progress import warn
 from .chunks import joined
 
-__all__ = ["Labels"]
+__all__ = ["Labels", "checked_user"]
 
 
 class Labels(NamedTuple):
@@ -85,6 +85,21 @@ class Labels(NamedTuple):
                 f"{who} was fitted to other {kind} than these: {what}. Number them as the log of the fit: "
                 f"numbered_as(data, fitted{users}) of numpyro_ext.sequences, with sequences of the fit."
             )
+
+
+def checked_user(who: str, user: Any, num_users: int) -> int:
+    """Index of a user that was fitted.
+
+    :param who: what was fitted, for the message.
+    :raises ValueError: if it is none.
+    """
+    array = np.asarray(user)
+    if array.ndim or array.dtype.kind not in "iu" or not 0 <= int(array) < num_users:
+        raise ValueError(
+            f"{who}: users of the fit are the integers 0 to {num_users - 1}; got {user!r}. The index of a label is its "
+            "place in EventSequences.user_labels."
+        )
+    return int(array)
 
 
 def _sums(data: Any, lengths: list[int]) -> list[int]:

@@ -19,7 +19,7 @@ from ..front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from ..front.running.progress import warn
 from .local_sites import InBatch
 from .program import Program
-from .scoring import logits_of, of_each
+from .scoring import checked_draws, logits_of, of_each
 from .setting import Setting
 
 __all__ = ["Given", "Mode", "Person", "PersonalPosterior", "personal_site"]
@@ -112,13 +112,15 @@ class Person(Shown):
     def next_probabilities(self, num_draws: int = 64, rng_key: Array | None = None) -> np.ndarray:
         """Probabilities of all items to be next, averaged over the posterior of the latent numbers.
 
-        :param int num_draws: number of weighted draws.
+        :param int num_draws: number of weighted draws, two at least; fewer than 25 are too few for Pareto k-hat.
         :param rng_key: for these.
         :return: shape ``(items,)``.
+        :raises ValueError: for another number.
 
         **Cost:** a forward pass for each draw, and up to seven where the posterior is far from a Gaussian.
         """
-        found = self._weighted(num_draws, jax.random.key(0) if rng_key is None else rng_key)
+        key = jax.random.key(0) if rng_key is None else rng_key
+        found = self._weighted(checked_draws("Person", num_draws, 2), key)
         return found.weights @ np.exp(found.log_probabilities)
 
     @cached_property

@@ -16,7 +16,7 @@ from .chunks import Events, batches_of_events, chunk_of
 from .local_sites import InBatch, LocalSites
 from .setting import Setting
 
-__all__ = ["Scoring", "logits_of", "of_each"]
+__all__ = ["Scoring", "checked_draws", "logits_of", "of_each"]
 
 
 class Scoring:
@@ -211,3 +211,13 @@ def logits_of(sites: Mapping[str, Any], num_steps: int) -> Array:
 def of_each(carry: Any, number: int) -> Any:
     """The carry of one user, for each of several."""
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *jnp.shape(x))), carry)
+
+
+def checked_draws(who: str, number: Any, least: int) -> int:
+    """Number of draws to average over.
+
+    :raises ValueError: if it is no integer, or too small.
+    """
+    if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < least:
+        raise ValueError(f"{who}: num_draws is an integer from {least}; got {number!r}.")
+    return int(number)
