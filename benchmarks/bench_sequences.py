@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array, lax, random
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO, init_to_mean
+from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_ext.infer import ChunkedSVI
 from numpyro_ext.infer.stochastic.data import Sequences
@@ -154,9 +155,43 @@ def epoch(num_users: int, mean_length: int) -> float:
     return cpu_seconds(lambda: engine.run(random.key(0), log, **options))[1]
 
 
+def folding() -> None:
+    """Print what the posterior of someone new costs, and of 1,000: 100 events and eight numbers each."""
+    log, rank = log_of(20), 8
+    engine = ChunkedSVI(
+        collaborative_rnn,
+        AutoNormal(collaborative_rnn, init_loc_fn=init_to_mean),
+        optim=OPTIM,
+        plate="users",
+        batch_size=BATCH,
+        chunk=CHUNK,
+        progress_bar=False,
+    )
+    options = {"width": WIDTH, "cell": "gru", "personal": "low-rank", "rank": rank}
+    fit = engine.run(random.key(0), log, num_epochs=1, **options)
+    histories = np.random.default_rng(2).integers(0, ITEMS, (1_000, 100))
+    for number in (1, 1_000):
+        fit.fold_in(histories[:number])
+        seconds = min(cpu_seconds(fit.fold_in, histories[:number])[1] for _ in range(3 if number == 1 else 1))
+        print(f"| fold_in of {number:,} people, 100 events, 8 numbers | {seconds:.3f} |", flush=True)
+    person = fit.fold_in(histories[0])
+    person.next_probabilities()
+    print(f"| next_probabilities, 64 draws | {cpu_seconds(person.next_probabilities)[1]:.3f} |", flush=True)
+
+
+def first_step() -> float:
+    """A batch of 20 users and its compilation, in this process."""
+    engine = ChunkedSVI(
+        collaborative_rnn, optim=OPTIM, plate="users", batch_size=BATCH, chunk=CHUNK, progress_bar=False
+    )
+    return cpu_seconds(lambda: engine.run(random.key(0), log_of(BATCH), num_epochs=1, width=WIDTH, cell="gru"))[1]
+
+
 def main() -> None:
     """Print the table."""
     print("| what | CPU-s |\n|---|---|")
+    print(f"| the first batch of the process | {first_step():.1f} |", flush=True)
+    folding()
     print(f"| the three products with the item matrix | {products_alone():.4f} |")
     for users in (1_000, 10_000, 100_000):
         print(f"| by hand, {users:,} users | {by_hand(users):.4f} |")

@@ -13,6 +13,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import ChunkedSVI
+from numpyro_ext.infer.stochastic import people
 from numpyro_ext.models import collaborative_rnn
 from tests.monte_carlo import NUM_ERRORS
 
@@ -109,7 +110,7 @@ def low_rank():
 
 
 @pytest.mark.thorough
-def test_someone_new_has_the_posterior_of_the_model(low_rank):
+def test_someone_new_has_the_posterior_of_the_model(low_rank, monkeypatch):
     history = np.array([0, 1, 1, 3, 0, 0, 2])
     options = {"num_users": 3, "num_items": 4, "width": 3, "personal": "low-rank", "rank": 2}
     args = (jnp.array([0]), np.append(history, 0)[None], jnp.arange(8)[None] < 7, jnp.zeros((1, 3)))
@@ -128,8 +129,14 @@ def test_someone_new_has_the_posterior_of_the_model(low_rank):
         return found["event"]["fn"].base_dist.logits[0]
 
     nobody, person = low_rank.fold_in([[], [*history, 9]])
-    for row in low_rank.fold_in(np.stack([history, history])):
-        np.testing.assert_allclose(row.mode, person.mode, atol=1e-12)
+    with monkeypatch.context() as patch:  # four people in blocks of one and of three
+        for most_cells in (1, 3 * 2 * 8 * 4):
+            patch.setattr(people, "_MOST_CELLS", most_cells)
+            rows = low_rank.fold_in([history, [], history[:3], history])
+            np.testing.assert_allclose(
+                [rows[k].mode for k in (0, 1, 3)], [person.mode, [0.0, 0.0], person.mode], atol=1e-9
+            )
+            assert len(rows) == 4 and np.abs(rows[2].mode - person.mode).max() > 0.01
     with pytest.raises(ValueError, match="indices of items.*Labels have their index in EventSequences.item_labels"):
         low_rank.fold_in(["tea", "milk"])
     for number in (1, 0, -1, 2.0):

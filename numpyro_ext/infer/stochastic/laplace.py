@@ -16,8 +16,8 @@ from numpyro.handlers import block, seed, trace
 from numpyro.infer import Trace_ELBO
 
 from .chunks import Events, batches_of_events, chunk_of
-from .local_sites import by_rows
-from .people import Given, Mode, PersonalPosterior, personal_site
+from .local_sites import by_rows, personal_site
+from .people import Given, Mode, PersonalPosterior
 from .program import Parameters, Program
 from .setting import Setting
 

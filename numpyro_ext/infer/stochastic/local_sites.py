@@ -7,16 +7,29 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 from numpyro.primitives import Messenger
 
 from ..front.running.progress import warn
 
-__all__ = ["InBatch", "LocalSites", "Recorder", "by_rows", "check_by_rows", "check_first_steps", "parted"]
+__all__ = [
+    "InBatch",
+    "LocalSites",
+    "Recorder",
+    "by_rows",
+    "check_by_rows",
+    "check_first_steps",
+    "parted",
+    "personal_site",
+]
 
 LONGEST_FIRST_STEP = 10.0
 """Length of the first step, in later ones of the same gradient, from which the user is warned."""
+
+MOST_NUMBERS = 64
+"""Latent numbers of a person, each of which is a forward pass per step."""
 
 
 class InBatch(Messenger):
@@ -124,6 +137,29 @@ class Recorder(Messenger):
                 )
             axes[name] = axis
         return LocalSites(axes, size)
+
+
+def personal_site(sites: Mapping[str, Any], plate: str, caller: str) -> Any:
+    """The one latent site of a model, which is in the plate and has few numbers for each member.
+
+    :param sites: trace of the model.
+    :raises ValueError: if it is not so.
+    """
+    latent = [site for site in sites.values() if site["type"] == "sample" and not site["is_observed"]]
+    if len(latent) != 1 or not any(frame.name == plate for frame in latent[0]["cond_indep_stack"]):
+        raise ValueError(
+            f"{caller}: needs one latent site in the plate {plate!r}, of few numbers for each member, as "
+            f'collaborative_rnn(personal="low-rank") has; the model has {[site["name"] for site in latent]}.'
+        )
+    site = latent[0]
+    batch, event = site["fn"].batch_shape, site["fn"].event_shape
+    if len(event) > 1 or np.prod(batch[1:]) != 1 or np.prod(event) > MOST_NUMBERS:
+        raise ValueError(
+            f"{caller}: the site {site['name']!r} must have one number or one vector for each member, of "
+            f"{MOST_NUMBERS} numbers at most; it has the shape {(*batch[1:], *event)}. A whole matrix for each is too "
+            'much for a full Gaussian: write it as a sum of few, as collaborative_rnn(personal="low-rank") does.'
+        )
+    return site
 
 
 def parted(values: Mapping[str, Array], axes: Mapping[str, int]) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -17,24 +17,24 @@ from scipy.special import gammaln
 from ...display import Shown
 from ..front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from ..front.running.progress import warn
-from .local_sites import InBatch
+from .local_sites import InBatch, personal_site
 from .program import Program
 from .scoring import checked_draws, logits_of, of_each
 from .setting import Setting
 
-__all__ = ["Given", "Mode", "Person", "PersonalPosterior", "personal_site"]
+__all__ = ["Given", "Mode", "Person", "PersonalPosterior"]
 
 MOST_STEPS = 100
 GAUSS_NEWTON_STEPS = 5
 """Steps after which those of Newton are taken where the density is concave, as Gauss-Newton can be slow."""
-MOST_NUMBERS = 64
-"""Latent numbers of a person, each of which is a forward pass per step."""
 _DEGREES = 10.0
 """Degrees of freedom of the t-distribution that weighted draws are from: its tails must not be the lighter ones."""
 _SHARE_OF_PRIOR = 0.25
 """Share of draws from the prior, by which weights are bounded: few events may say little away from the mode."""
 _MOST_ROUNDS = 3
 _DRAWS_AT_ONCE = 16
+_MOST_CELLS = 2**24
+"""Tangents of probabilities of people whose modes are found side by side."""
 _DRAWS_OF_MOMENTS = 1024
 
 
@@ -199,7 +199,7 @@ class PersonalPosterior:
         self.program = program
         self.name, self.shape = self._latent_site(given, caller)
         self.size = int(np.prod(self.shape))
-        self.find = jax.jit(jax.vmap(self.mode, in_axes=(None, None, 0, 0)))
+        self.find = jax.jit(self._find)
         self.look = jax.jit(self._look)
 
     def _trace(self, given: Given, values: dict[str, Array], items: Array, mask: Array) -> Any:
@@ -319,6 +319,15 @@ class PersonalPosterior:
         )
         return Mode(numbers, at.precision, _evidence(at), number, distance(at) <= tolerance)
 
+    def _find(self, given: Given, items: Array, lengths: Array) -> Mode:
+        """Modes of people in blocks, which have an axis in front; blocks come one after the other."""
+
+        def of_block(block: tuple[Array, Array]) -> Mode:
+            return jax.vmap(partial(self.mode, given, jnp.zeros(self.size)))(*block)
+
+        found: Mode = lax.map(of_block, (items, lengths))
+        return found
+
     def evidence(self, given: Given, start: Array, items: Array, length: Array) -> tuple[Array, Mode]:
         """Laplace's approximation of the log probability of a person's events, with the whole gradient in ``given``.
 
@@ -340,11 +349,14 @@ class PersonalPosterior:
         """
         # to few shapes; one cell more for what comes next
         longest = 2 ** int(max(len(history) for history in histories)).bit_length()
-        items = np.zeros((len(histories), longest), np.int32)
-        for row, history in zip(items, histories, strict=True):
-            row[: len(history)] = history
-        lengths = np.array([len(history) for history in histories])
-        modes = jax.tree.map(np.asarray, self.find(given, jnp.zeros(self.size), items, lengths))
+        tangents = self.size * longest * int(given.setting.constants.options["num_items"])
+        block = min(max(_MOST_CELLS // tangents, 1), len(histories))
+        number = -(-len(histories) // block)  # blocks, of which the last is filled up
+        items, lengths = np.zeros((number * block, longest), np.int32), np.zeros(number * block, int)
+        for k, history in enumerate(histories):
+            items[k, : len(history)], lengths[k] = history, len(history)
+        modes = self.find(given, items.reshape(number, block, longest), lengths.reshape(number, block))
+        modes = jax.tree.map(lambda x: np.asarray(x).reshape(number * block, *x.shape[2:]), modes)
         found = []
         for k, gone in enumerate(dropped):
 
@@ -355,29 +367,6 @@ class PersonalPosterior:
             evidence, converged = float(modes.log_evidence[k]), bool(modes.converged[k])
             found.append(Person(modes.mean[k], covariance, evidence, converged, gone, look))
         return found
-
-
-def personal_site(sites: Mapping[str, Any], plate: str, caller: str) -> Any:
-    """The one latent site of a model, which is in the plate and has few numbers for each member.
-
-    :param sites: trace of the model.
-    :raises ValueError: if it is not so.
-    """
-    latent = [site for site in sites.values() if site["type"] == "sample" and not site["is_observed"]]
-    if len(latent) != 1 or not any(frame.name == plate for frame in latent[0]["cond_indep_stack"]):
-        raise ValueError(
-            f"{caller}: needs one latent site in the plate {plate!r}, of few numbers for each member, as "
-            f'collaborative_rnn(personal="low-rank") has; the model has {[site["name"] for site in latent]}.'
-        )
-    site = latent[0]
-    batch, event = site["fn"].batch_shape, site["fn"].event_shape
-    if len(event) > 1 or np.prod(batch[1:]) != 1 or np.prod(event) > MOST_NUMBERS:
-        raise ValueError(
-            f"{caller}: the site {site['name']!r} must have one number or one vector for each member, of "
-            f"{MOST_NUMBERS} numbers at most; it has the shape {(*batch[1:], *event)}. A whole matrix for each is too "
-            'much for a full Gaussian: write it as a sum of few, as collaborative_rnn(personal="low-rank") does.'
-        )
-    return site
 
 
 def _inverse(precision: np.ndarray) -> np.ndarray:
