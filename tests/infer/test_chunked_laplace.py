@@ -16,7 +16,7 @@ from numpyro_ext.infer.stochastic.laplace import LaplaceProgram
 from numpyro_ext.infer.stochastic.people import Given, Person, _inverse
 from numpyro_ext.infer.stochastic.setting import Setting
 from numpyro_ext.models import collaborative_rnn
-from numpyro_ext.sequences import EventSequences
+from numpyro_ext.sequences import EventSequences, EventSplit
 
 NUM_ITEMS = 4
 
@@ -234,3 +234,32 @@ def test_draws_of_a_person_reach_what_the_curvature_at_her_mode_does_not_see():
     far = person_of(lambda draws: -0.5 * ((draws - 9.0) ** 2).sum(1) / 0.01)
     with pytest.warns(UserWarning, match="far from the Gaussian at its mode, .*Pareto k-hat .*NUTS for the latent"):
         far.next_probabilities()
+
+
+@pytest.mark.slow
+def test_two_numbers_of_a_person_of_ten_events_are_better_than_a_matrix():
+    """Two groups with chains of their own: networks of width 8 on ten events of each of 40 people."""
+    rng = np.random.default_rng(0)
+    chains = rng.dirichlet(np.full(20, 0.1), (2, 20))[np.arange(40) % 2]
+    items = np.zeros((40, 63), int)
+    items[:, 0] = rng.integers(20, size=40)
+    for place in range(1, 63):
+        rows = chains[np.arange(40), items[:, place - 1]].cumsum(-1)
+        items[:, place] = np.minimum((rng.random((40, 1)) > rows).sum(-1), 19)
+
+    def part(start, stop):
+        return EventSequences(items[:, start:stop].ravel(), np.full(40, stop - start), np.arange(20), np.arange(40))
+
+    split = EventSplit(part(0, 10), part(10, 13), part(13, 63))
+    true = -np.log(chains[np.arange(40)[:, None], items[:, 12:-1], items[:, 13:]]).mean()
+    run = {"num_epochs": 200, "patience": 25, "width": 8}
+
+    def fit(rate, local=None, **options):
+        kept = {"plate": "users", "batch_size": 20, "chunk": 16, "progress_bar": False}
+        engine = ChunkedSVI(collaborative_rnn, optim=optax.adam(rate), local=local, **kept)
+        return engine.run(random.key(0), split, **run, **options)
+
+    matrices, pooled = fit(0.03, personal="full"), fit(0.03, personal="none")
+    numbers = fit(0.01, "laplace", personal="low-rank", rank=2, init_params=pooled.params)
+    errors = [-found.log_predictive(split).mean() for found in (matrices, numbers)]
+    assert true < errors[1] < errors[0] - 0.1, (true, errors)
