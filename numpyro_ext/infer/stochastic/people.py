@@ -33,8 +33,8 @@ _SHARE_OF_PRIOR = 0.25
 """Share of draws from the prior, by which weights are bounded: few events may say little away from the mode."""
 _MOST_ROUNDS = 3
 _DRAWS_AT_ONCE = 16
-_MOST_CELLS = 2**24
-"""Tangents of probabilities of people whose modes are found side by side."""
+_MOST_CELLS = 2**20
+"""Tangents of probabilities of people whose modes are found side by side, where each waits for the slowest."""
 _DRAWS_OF_MOMENTS = 1024
 
 
