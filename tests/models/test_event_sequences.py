@@ -13,7 +13,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import ChunkedSVI
-from numpyro_ext.infer.stochastic import people
+from numpyro_ext.infer.stochastic.people import Given
 from numpyro_ext.models import collaborative_rnn
 from tests.monte_carlo import NUM_ERRORS
 
@@ -110,7 +110,7 @@ def low_rank():
 
 
 @pytest.mark.thorough
-def test_someone_new_has_the_posterior_of_the_model(low_rank, monkeypatch):
+def test_someone_new_has_the_posterior_of_the_model(low_rank):
     history = np.array([0, 1, 1, 3, 0, 0, 2])
     options = {"num_users": 3, "num_items": 4, "width": 3, "personal": "low-rank", "rank": 2}
     args = (jnp.array([0]), np.append(history, 0)[None], jnp.arange(8)[None] < 7, jnp.zeros((1, 3)))
@@ -129,14 +129,12 @@ def test_someone_new_has_the_posterior_of_the_model(low_rank, monkeypatch):
         return found["event"]["fn"].base_dist.logits[0]
 
     nobody, person = low_rank.fold_in([[], [*history, 9]])
-    with monkeypatch.context() as patch:  # four people in blocks of one and of three
-        for most_cells in (1, 3 * 2 * 8 * 4):
-            patch.setattr(people, "_MOST_CELLS", most_cells)
-            rows = low_rank.fold_in([history, [], history[:3], history])
-            np.testing.assert_allclose(
-                [rows[k].mode for k in (0, 1, 3)], [person.mode, [0.0, 0.0], person.mode], atol=1e-9
-            )
-            assert len(rows) == 4 and np.abs(rows[2].mode - person.mode).max() > 0.01
+    shared = Given(low_rank.params, low_rank._setting)
+    for most_cells in (1, 3 * 2 * 8 * 4):  # four people in blocks of one and of three
+        histories = [np.asarray(part, int) for part in (history, [], history[:3], history)]
+        rows = low_rank._personal.people(shared, histories, [0] * 4, most_cells)
+        np.testing.assert_allclose([rows[k].mode for k in (0, 1, 3)], [person.mode, [0.0, 0.0], person.mode], atol=1e-9)
+        assert len(rows) == 4 and np.abs(rows[2].mode - person.mode).max() > 0.01
     with pytest.raises(ValueError, match="indices of items.*Labels have their index in EventSequences.item_labels"):
         low_rank.fold_in(["tea", "milk"])
     for number in (1, 0, -1, 2.0):

@@ -341,16 +341,19 @@ class PersonalPosterior:
         numbers = found.mean + jnp.linalg.solve(metric, gradient)
         return _evidence(self._slopes(numbers, given, items, mask)), found
 
-    def people(self, given: Given, histories: list[np.ndarray], dropped: list[int]) -> list[Person]:
+    def people(
+        self, given: Given, histories: list[np.ndarray], dropped: list[int], most_cells: int = _MOST_CELLS
+    ) -> list[Person]:
         """Posteriors of people, side by side.
 
         :param histories: items of each, all known.
         :param dropped: number of events of each that are left out.
+        :param most_cells: tangents of probabilities at once.
         """
         # to few shapes; one cell more for what comes next
         longest = 2 ** int(max(len(history) for history in histories)).bit_length()
         tangents = self.size * longest * int(given.setting.constants.options["num_items"])
-        block = min(max(_MOST_CELLS // tangents, 1), len(histories))
+        block = min(max(most_cells // tangents, 1), len(histories))
         number = -(-len(histories) // block)  # blocks, of which the last is filled up
         items, lengths = np.zeros((number * block, longest), np.int32), np.zeros(number * block, int)
         for k, history in enumerate(histories):

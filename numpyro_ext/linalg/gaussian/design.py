@@ -24,10 +24,13 @@ __all__ = [
     "OperatorRows",
     "SparseRows",
     "StateSpaceDesign",
+    "by_dense_rows",
 ]
 
 LEAST_ENTRIES, _WIDEST = 5000, 32
 """Number of entries from which, and width up to which, products of sparse rows take one entry of all rows at a time."""
+_AT_A_TIME = 64
+"""Rows that are made dense at once."""
 
 
 @frozen_pytree
@@ -55,6 +58,10 @@ class DenseDesign:
     def to_dense(self) -> Array:
         """The matrix itself."""
         return self.matrix
+
+    def dense_rows(self, rows: Array) -> Array:
+        """Some rows as a matrix, of zeros where there is none."""
+        return self.matrix.at[rows].get(mode="fill", fill_value=0.0)
 
     def column_range(self, start: int, size: int) -> DenseDesign:
         """The columns from ``start`` on, ``size`` of them."""
@@ -139,6 +146,11 @@ class SparseRows:
         rows = jnp.arange(self.num_rows)[:, None]
         out = jnp.zeros((self.num_rows, self.num_columns), self.values.dtype)
         return out.at[rows, self.columns].add(self.values)
+
+    def dense_rows(self, rows: Array) -> Array:
+        """Some rows as a matrix, of zeros where there is none."""
+        values = self.values.at[rows].get(mode="fill", fill_value=0.0)
+        return SparseRows(self.columns.at[rows].get(mode="clip"), values, self.num_columns).to_dense()
 
     def column_range(self, start: int, size: int) -> SparseRows:
         """The columns from ``start`` on, ``size`` of them; entries outside become padding."""
@@ -308,3 +320,14 @@ class OperatorRows:
 
 Design = DenseDesign | SparseRows
 AnyDesign = Design | StateSpaceDesign | OperatorRows
+
+
+def by_dense_rows(design: Design, function: Callable[[Array, Array], object]) -> Any:
+    """Results of a function of dense rows and of their numbers, 64 rows after the other.
+
+    :param function: to a pytree of arrays with these rows in front; it is asked for some rows of zeros too.
+    """
+    number = design.num_rows
+    numbers = jnp.arange(number + -number % _AT_A_TIME).reshape(-1, _AT_A_TIME)
+    found = jax.lax.map(lambda rows: function(design.dense_rows(rows), rows), numbers)
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:number], found)

@@ -73,7 +73,7 @@ def known_of_states(transition: Array, noise: Array, precision: Array) -> Array:
 
 
 def _joined(operation: Callable[[_Elements, _Elements], _Elements], blocks: _Elements, is_backward: bool) -> _Elements:
-    """What all blocks up to each one do together, or all from each one on if backward.
+    """Products of all blocks up to each one, or of all from each one on if backward.
 
     :param operation: of what is done first and what is done then; matrices have lanes on the axes behind them.
     :param blocks: arrays of shape ``(K, ., .)``; the first one is square.

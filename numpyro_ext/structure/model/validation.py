@@ -127,7 +127,7 @@ def _describe(support: object) -> str:
 
 
 def _remedy(site: SiteInfo, value: np.ndarray, in_use: np.ndarray) -> str:
-    """How to mend values outside the support of a site."""
+    """Advice on values outside the support of a site."""
     is_category = any(word in site.family for word in ("Categorical", "Ordered")) and value.shape == in_use.shape
     if is_category and site.support is not None and np.all(site.support(np.where(in_use, value - 1, 0))):
         return "count categories from zero, obs=y - 1"

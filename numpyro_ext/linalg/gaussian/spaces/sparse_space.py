@@ -18,15 +18,13 @@ from ...sparse_cholesky import SparseFactor, SparsePattern
 from ...sparse_cholesky.primitive import factorise_and_solve, multiply, white_noise
 from ...sparse_krylov import Estimate, KrylovFactor
 from ...sums_by_index import sums_by_index
-from ..design import DenseDesign, Design, SparseRows
+from ..design import DenseDesign, Design, SparseRows, by_dense_rows
 from ..marginals import Marginals, NotSequential, cavity_ratio
 from ..prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior, PriorBlock
 from ..sparse_layout import SparseLayout, dense_entries, look_up, quadratic_of_pairs, row_pairs
 from ..sparse_prior import SparsePrecisionPrior
 from .one_block import OneBlock
 
-_AT_A_TIME = 64
-"""Rows whose variances are found by solves at once."""
 _ROUNDING = 1e3
 """Rounding errors of a variance, in those of one operation, that may be left where a constraint takes all of it."""
 
@@ -391,23 +389,8 @@ class SparsePosterior(_OnlyParallel):
             of_rows = (other.at[rows].get(mode="clip") for other in others)
             return function(self.space.design.matvec(with_unknowns), *of_rows)
 
-        return self._by_chunks(design, of)
+        return by_dense_rows(design, of)
 
     def _variance_by_solves(self, design: Design) -> Array:
-        found = self._by_chunks(design, lambda matrix, _: jnp.sum(matrix * self.factor.solve(matrix.T).T, axis=1))
+        found = by_dense_rows(design, lambda matrix, _: jnp.sum(matrix * self.factor.solve(matrix.T).T, axis=1))
         return self._corrected(found, design)
-
-    def _by_chunks(self, design: Design, function: Callable[[Array, Array], object]) -> Any:
-        """Results of a function of dense rows and of their numbers, some rows after the other."""
-        number = design.num_rows
-        chunks = jnp.arange(number + -number % _AT_A_TIME).reshape(-1, _AT_A_TIME)
-
-        def of_rows(rows: Array) -> object:
-            if isinstance(design, DenseDesign):
-                return function(design.matrix.at[rows].get(mode="fill", fill_value=0.0), rows)
-            values = design.values.at[rows].get(mode="fill", fill_value=0.0)
-            columns = design.columns.at[rows].get(mode="clip")
-            return function(SparseRows(columns, values, design.num_columns).to_dense(), rows)
-
-        found = lax.map(of_rows, chunks)
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:number], found)

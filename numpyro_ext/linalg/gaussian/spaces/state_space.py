@@ -145,7 +145,7 @@ class StateSpace(OneBlock):
 
 
 class _Blocks(NamedTuple):
-    """What is eliminated: arrays with the blocks on the first axis."""
+    """Transitions, gains and rows that are eliminated, with the blocks on the first axis."""
 
     transition: Array
     gain: Array
@@ -170,7 +170,7 @@ class _Blocks(NamedTuple):
 
 
 def _eliminate_in_turn(blocks: _Blocks) -> tuple[Array, Array, Array]:
-    """What all sites know of the first state, and factors and feedbacks of all blocks, from the last to the first."""
+    """Precision of the first state by all sites; factors and feedbacks of all blocks, from the last to the first."""
 
     def eliminate(after: Array, block: _Blocks) -> tuple[Array, tuple[Array, Array]]:
         factor, feedback = block.factor_and_feedback(after)

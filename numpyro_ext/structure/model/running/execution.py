@@ -173,7 +173,7 @@ def execution_error(error: Exception, last_site: str | None, call: ModelCall) ->
 
 
 def _remedy(what: str) -> str:
-    """What to do about a failure, by its words."""
+    """Advice on a failure, by its words."""
     if re.search(r"(?i)\b(index|indexer|indices)\b.*\binteger", what):
         return (
             "What elements are looked up by must be integers: give group.astype(int). Columns of pandas become floats "
