@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 from jax import Array
 from numpyro import handlers
 
+from ..compilation.pickles import OnDemand
 from ..infer.front.engine import BaseEngine
 from ..infer.front.running.progress import warn
 from .curves import log_category_probabilities, unmasked
@@ -24,7 +25,7 @@ _ABSENT = -1e30
 
 
 @dataclass(frozen=True, eq=False)
-class FittedResponse:
+class FittedResponse(OnDemand):
     """Answers of a person to all items, given the traits; made by :func:`response_of`.
 
     Calling it with traits of shape ``(...,)``, or ``(..., num_traits)``, gives a distribution of batch shape

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from jax import random
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit, logsumexp
 
 from numpyro_ext.datasets import data_path
 from numpyro_ext.datasets.external import DATA_VARIABLE
@@ -23,6 +25,12 @@ INTERCEPTS = [2.7732, 0.9902, 0.2491, 1.2848, 2.0533]
 
 def _lsat() -> np.ndarray:
     return pd.read_csv(data_path("irt", "lsat6.csv")).to_numpy().astype(int)
+
+
+def _simulated() -> np.ndarray:
+    rng = np.random.default_rng(5)
+    logits = np.linspace(0.7, 1.6, 6) * rng.normal(size=(600, 1)) + np.linspace(-1.5, 2.0, 6)
+    return (rng.random(logits.shape) < expit(logits)).astype(int)
 
 
 def _verbal_aggression() -> np.ndarray:
@@ -57,3 +65,40 @@ def test_maxima_are_those_of_the_literature_from_three_starts(answers, family, l
     elif answers is _lsat:
         np.testing.assert_allclose(found[0], SLOPES, atol=2e-3)
         np.testing.assert_allclose(engine.hyper["intercept"].value, INTERCEPTS, atol=2e-3)
+
+
+def _maximum_on_61_points(y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+    """Marginal log likelihood of two-parameter items, their slopes and intercepts at its maximum, and standard errors
+    from differences of its gradient."""
+    points, number = np.linspace(-6.0, 6.0, 61), y.shape[1]
+    log_weights = -0.5 * points**2 - logsumexp(-0.5 * points**2)
+    patterns, counts = np.unique(y, axis=0, return_counts=True)
+
+    def negative(parameters):
+        slopes, intercepts = parameters[:number, None], parameters[number:, None]
+        logits = slopes * points + intercepts
+        joint = patterns @ log_expit(logits) + (1 - patterns) @ log_expit(-logits) + log_weights
+        each = logsumexp(joint, axis=1)
+        weights = np.exp(joint - each[:, None]) * counts[:, None]
+        residuals = patterns.T @ weights - weights.sum(0) * expit(logits)
+        return -counts @ each, -np.append(residuals @ points, residuals.sum(1))
+
+    start = np.repeat([1.0, 0.0], number)
+    found = minimize(negative, start, jac=True, method="BFGS", options={"gtol": 1e-8})
+    step = 1e-5
+    hessian = [(negative(found.x + e)[1] - negative(found.x - e)[1]) / (2 * step) for e in step * np.eye(2 * number)]
+    return -found.fun, found.x[:number], found.x[number:], np.sqrt(np.diag(np.linalg.inv(hessian)))
+
+
+@pytest.mark.parametrize("answers", [_simulated, pytest.param(_lsat, marks=[needs_data, pytest.mark.thorough])])
+def test_items_and_their_errors_are_those_of_a_sum_over_61_points(answers):
+    y = answers()
+    log_likelihood, slopes, intercepts, errors = _maximum_on_61_points(y)
+    engine = AdaptiveQuadrature(partial(item_response, family="2pl"), progress_bar=False)
+    engine.run(random.key(0), y)
+    assert abs(float(engine.log_evidence) - log_likelihood) < 1e-5
+    for name, expected, error in zip(
+        ("discrimination", "intercept"), (slopes, intercepts), np.split(errors, 2), strict=True
+    ):
+        np.testing.assert_allclose(engine.hyper[name].value, expected, atol=1e-4)
+        np.testing.assert_allclose(engine.hyper[name].standard_error, error, rtol=1e-3)

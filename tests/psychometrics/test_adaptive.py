@@ -1,6 +1,8 @@
 """Adaptive tests against quadrature, enumeration and formulas of the models of items."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -323,6 +325,48 @@ def test_exposure_and_content_are_kept():
     with pytest.raises(ValueError, match="areas \\['b'\\] have no share"):
         make(content=(areas, {"a": 1.0}))
     assert 0 <= make(random_scores, **fixed).propose(random.key(3)) < NUM_ITEMS
+
+
+def on_axis(theta):
+    return two_parameter_logistic(theta[..., 0])
+
+
+def with_draws(theta):
+    shifts = jnp.linspace(-0.4, 0.4, 5).reshape(5, *(1,) * (theta.ndim + 1))
+    return dist.Bernoulli(logits=jnp.asarray(SLOPE) * theta[..., None] + jnp.asarray(INTERCEPT) + shifts)
+
+
+FOUR_SLOPES = 1.5 * np.random.default_rng(3).normal(size=(NUM_ITEMS, 4))
+
+
+def four_traits(theta):
+    return dist.Bernoulli(logits=theta @ FOUR_SLOPES.T)
+
+
+@pytest.mark.parametrize(
+    ("response", "prior"),
+    [
+        (two_parameter_logistic, (0.3, 1.44)),
+        (on_axis, ([0.3], [[1.44]])),
+        (with_draws, (0.3, 1.44)),
+        pytest.param(four_traits, (np.zeros(4), np.eye(4)), marks=pytest.mark.thorough),
+    ],
+)
+def test_a_pickled_or_copied_test_goes_on_with_the_same_items(response, prior):
+    test = make(maximum_information, response, prior)
+    for value in (1, 0):
+        test.answer(test.propose(), value)
+    for other in (pickle.loads(pickle.dumps(test)), copy.deepcopy(test)):
+        own = test.for_another_person(answers=test.answers)
+        assert other.answers == own.answers and repr(other) == repr(own)
+        for value in (0, 1):
+            item = own.propose()
+            assert other.propose() == item
+            other.answer(item, value), own.answer(item, value)
+            np.testing.assert_array_equal(other.mean, own.mean)
+            np.testing.assert_array_equal(other.covariance, own.covariance)
+            np.testing.assert_array_equal(other.scores(), own.scores())
+        assert len(test.answers) == 2  # nothing is shared
 
 
 @pytest.mark.thorough

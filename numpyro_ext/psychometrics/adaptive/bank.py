@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
+from ...compilation.pickles import OnDemand
 from ...infer.front.engine import BaseEngine
 from ...infer.front.options import check_at_least, check_one_of
 from ...infer.monte_carlo.smc import SMC
@@ -29,7 +30,7 @@ ABSENT = -1e29
 
 
 @dataclass(frozen=True, eq=False)
-class ItemBank:
+class ItemBank(OnDemand):
     """Items of a test and the prior of the traits.
 
     :param response: a function from traits to the distribution of the answers, with draws of the items on its first
@@ -133,6 +134,16 @@ class _Averaged:
         return dist.Categorical(logits=jax.nn.logsumexp(table, axis=0) - np.log(table.shape[0]))
 
 
+@dataclass(frozen=True)
+class _OnAxis:
+    """Response to one trait without an axis, of a function that takes it on one."""
+
+    response: Response
+
+    def __call__(self, theta: Array) -> dist.Distribution:
+        return self.response(theta[..., None])
+
+
 def make_bank(
     source: Any,
     *,
@@ -167,11 +178,7 @@ def make_bank(
         raise ValueError("A response function has no prior: give prior=(mean, covariance) of the traits.")
     mean, covariance, is_scalar = _checked_prior(prior)
     if not is_scalar and len(mean) == 1:  # one trait on an axis of its own
-        vector_response, is_scalar = source, True
-
-        def source(theta: Array) -> dist.Distribution:
-            return vector_response(theta[..., None])
-
+        source, is_scalar = _OnAxis(source), True
     at = jnp.zeros((2,)) if is_scalar else jnp.zeros((2, len(mean)))
     shape = jax.eval_shape(lambda theta: log_category_probabilities(source(theta)), at).shape[:-1]
     if len(shape) not in (2, 3) or shape[-2] != 2:

@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 from scipy.stats import norm, qmc
 
+from ...compilation.pickles import OnDemand
 from .bank import Floats, ItemBank
 from .beliefs import At, Ints, negative_entropy
 
@@ -31,7 +32,7 @@ class GaussianPosterior(NamedTuple):
     converged: Any
 
 
-class GaussianBeliefs:
+class GaussianBeliefs(OnDemand):
     """Gaussians at the modes of the densities of people's traits; exact where the log density is quadratic.
 
     With draws of the items the density is that of the traits with the items integrated out over the draws. Cost: some

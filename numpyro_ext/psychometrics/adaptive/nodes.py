@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...compilation.pickles import OnDemand
 from .bank import Floats, ItemBank
 from .beliefs import At, Ints, negative_entropy
 
@@ -74,7 +75,7 @@ def _product(axes: Sequence[Floats]) -> Floats:
     return np.stack([grid.reshape(-1) for grid in np.meshgrid(*axes, indexing="ij")], -1)
 
 
-class NodeBeliefs:
+class NodeBeliefs(OnDemand):
     """Densities of the traits on the nodes of a grid, together with draws of the items.
 
     Draws of the items are weighted by the answers of the person, so that the posterior is that of traits and items

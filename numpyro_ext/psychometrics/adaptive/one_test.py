@@ -31,6 +31,9 @@ class AdaptiveTest:
 
     Cost: the table has ``draws * items * categories * nodes`` numbers. A proposal reads it once, an answer one row.
 
+    Tests are pickled and copied with their table, for other processes. For ``pickle`` a response or an acquisition of
+    your own has to be a function of a module; ``cloudpickle``, which joblib and Ray use, takes any.
+
     **Example:** a bank of Rasch items that is given as a function.
 
     >>> import jax.numpy as jnp
