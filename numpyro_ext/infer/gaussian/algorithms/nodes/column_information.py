@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from .column_sums import Blocks, Expected, joint_log_density
+from .column_sums import LARGEST_CHUNK, Blocks, Expected, joint_log_density
 
 _BLOCKS_AT_A_TIME = 250
 """Blocks whose second moments are summed at a time; as many are a sample of all for a rough estimate."""
@@ -114,7 +114,9 @@ def complete_derivatives(
             sum_ += jnp.sum(prior.first[:, 0] * moved.shift + prior.first[:, 1] * moved.variance)
         return sum_
 
-    total, jacobian = jax.jacfwd(lambda x: (jax.grad(held)(x), columns_fn(x)))(values)
+    # where locations differ, they are made of the predictors of all blocks in all columns
+    num_numbers = columns.shift.size * sum(len(offsets) for offsets in columns.offsets)
+    total, jacobian = _jacobian(lambda x: (jax.grad(held)(x), columns_fn(x)), values, num_numbers)
     # derivatives of the parameters of columns: of the predictor at the node zero, by the node, and of the others
     level = [_flat(jacobian, k) for k in range(len(parts))]
     by_power = [
@@ -156,6 +158,16 @@ def missing_derivatives(
 
     means = blocks.shift.reshape(len(found.first), -1)[:, 0] + found.first
     return _missing(with_masses, means, counts, slopes.tables, slopes.by_all, _powers(nodes), is_rough)
+
+
+def _jacobian(function: Callable[[Array], Any], values: Array, num_numbers: int) -> Any:
+    """Derivatives on the last axis, in some directions at a time if so many numbers in each are many in all."""
+    number = max(1, LARGEST_CHUNK // num_numbers)
+    if number >= values.size:
+        return jax.jacfwd(function)(values)
+    _, push = jax.linearize(function, values)
+    found = lax.map(push, jnp.eye(values.size, dtype=values.dtype), batch_size=number)
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), found)
 
 
 class _Blocks(NamedTuple):
