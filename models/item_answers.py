@@ -12,7 +12,14 @@ import numpy as np
 
 from .item_families import ItemGroup
 
-__all__ = ["Answers", "answers_in_table", "answers_in_records", "checked_answers", "warn_of_degenerate_items"]
+__all__ = [
+    "Answers",
+    "answers_in_records",
+    "answers_in_table",
+    "checked_answers",
+    "mask_of_table",
+    "warn_of_degenerate_items",
+]
 
 _MOST_NAMES = 5
 _MOST_PEOPLE = 5000
@@ -28,6 +35,8 @@ class Answers(NamedTuple):
     there is no answer."""
     names: Sequence[str]
     """One for each item."""
+    relabelled: Sequence[str] = ()
+    """Labels of a table that stand for different numbers in different items."""
 
     @property
     def is_concrete(self) -> bool:
@@ -52,8 +61,28 @@ def answers_in_table(response: Any, num_items: int) -> Answers:
     if hasattr(response, "columns") and hasattr(response, "iloc"):
         names = [str(name) for name in response.columns]
         columns = [_numbers(response.iloc[:, k], names[k]) for k in range(len(names))]
-        return Answers(np.stack(columns, -1), names)
+        return Answers(np.stack(columns, -1), names, _relabelled(response, names))
     return Answers(_numbers(response, "response"), [f"item {k}" for k in range(num_items)])
+
+
+def _relabelled(table: Any, names: Sequence[str]) -> list[str]:
+    """Labels whose numbers differ between columns, as a ``Categorical`` of each numbers those that it has."""
+    found: dict[object, dict[int, str]] = {}
+    for name, dtype in zip(names, table.dtypes, strict=True):
+        for number, label in enumerate(getattr(dtype, "categories", ())):
+            found.setdefault(label, {}).setdefault(number, name)
+    return [
+        f"{label!r} ({', '.join(f'{number} in {name}' for number, name in places.items())})"
+        for label, places in found.items()
+        if len(places) > 1
+    ]
+
+
+def mask_of_table(mask: Any, response: Any) -> Any:
+    """A mask whose columns are in the order of those of the answers, where both are tables with the same names."""
+    if not all(hasattr(table, "columns") and table.columns.is_unique for table in (mask, response)):
+        return mask
+    return mask[list(response.columns)] if set(mask.columns) == set(response.columns) else mask
 
 
 def answers_in_records(response: Any, num_items: int) -> Answers:
@@ -170,6 +199,12 @@ def warn_of_degenerate_items(
             shown = ", ".join(names[list(items)[:_MOST_NAMES]]) + (", ..." if len(items) > _MOST_NAMES else "")
             found.append(f"{what}: {shown}")
 
+    if answers.relabelled:
+        shown = ", ".join(answers.relabelled[:_MOST_NAMES]) + (", ..." if len(answers.relabelled) > _MOST_NAMES else "")
+        found.append(
+            f"labels with another number in other items, {shown} (give all items one list of categories, unless this "
+            "is meant)"
+        )
     known = np.isfinite(values)
     note(np.flatnonzero(~known.any(0)), "items without answers")
     if answers.are_integers and len(values):

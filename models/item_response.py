@@ -18,7 +18,14 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from .indices import checked_indices, checked_size
-from .item_answers import Answers, answers_in_records, answers_in_table, checked_answers, warn_of_degenerate_items
+from .item_answers import (
+    Answers,
+    answers_in_records,
+    answers_in_table,
+    checked_answers,
+    mask_of_table,
+    warn_of_degenerate_items,
+)
 from .item_families import ItemGroup, answer_distribution, item_groups, item_parameters
 
 __all__ = ["ItemCall", "bifactor_pattern", "item_call", "item_response", "item_response_records"]
@@ -116,6 +123,7 @@ def item_response(
     if answers is not None and num_parameters is not None:
         measured = _measured_alone(signs, num_items, num_traits, signed, family)
         warn_of_degenerate_items(answers, groups, num_parameters, measured, signs)
+    mask = mask_of_table(mask, response)
     every = trait[:, None]
     for group, of_items in zip(groups, parameters, strict=True):
         distribution = answer_distribution(group.family, of_items, every, num_traits)
@@ -257,7 +265,8 @@ def item_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
             return None
         values = np.array(answers.values, float)
         if found.get("mask") is not None:
-            values[~np.broadcast_to(np.asarray(found["mask"], bool), values.shape)] = np.nan
+            mask = np.asarray(mask_of_table(found["mask"], response), bool)
+            values[~np.broadcast_to(mask, values.shape)] = np.nan
         if item is None:
             return values
         return _as_table(_codes(found["person"]), item, values, (num_people, num_items))

@@ -10,6 +10,7 @@ from jax import random
 
 from numpyro_ext.infer import EP, AdaptiveQuadrature, BilinearVG
 from numpyro_ext.models import item_response
+from numpyro_ext.structure import ModelStructureError
 
 RNG = np.random.default_rng(0)
 X = pd.DataFrame(RNG.normal(size=(40, 3)), columns=["age", "height", "weight"])
@@ -140,3 +141,21 @@ def test_labels_of_new_rows_are_those_of_the_fit_and_new_ones_come_behind():
         found = engine.predict(random.key(1), pd.DataFrame({"shop": pd.Categorical(list(labels))})).posterior["mean"]
         np.testing.assert_allclose(found.mean, mean, atol=1e-9)
     np.testing.assert_allclose(found.variance[0], 9.0)
+
+
+def test_rows_with_the_same_labels_in_another_order_are_refused():
+    """A model takes rows by their places; tables in one order, and of other labels or sizes, are what they were."""
+    turned = np.random.default_rng(1).permutation(40)
+    message = "rows of argument 'y' have the same labels as those of 'x' in another order.*by their places: give 'y'"
+    with pytest.raises(ModelStructureError, match=message):
+        EP(regression, progress_bar=False).run(random.key(0), X, Y.iloc[turned])
+    with pytest.raises(ModelStructureError, match="rows of argument 'y'"):
+        EP(by_names, progress_bar=False).run(random.key(0), x=X, y=Y.iloc[turned])
+    engines = [EP(regression, progress_bar=False) for _ in range(3)]
+    engines[0].run(random.key(0), X.iloc[turned], Y.iloc[turned])
+    engines[1].run(random.key(0), X.iloc[turned].to_numpy(), Y.iloc[turned].to_numpy())
+    engines[2].run(random.key(0), X.iloc[turned].reset_index(drop=True), Y.iloc[turned].set_axis(np.arange(40, 80)))
+    for engine in engines[1:]:
+        np.testing.assert_array_equal(engine.posterior["slopes"].mean, engines[0].posterior["slopes"].mean)
+    slopes = engines[0].posterior["slopes"].mean
+    np.testing.assert_allclose(slopes, fitted(regression).posterior["slopes"].mean, rtol=1e-8)

@@ -13,6 +13,7 @@ from scipy import stats
 
 from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.models import bifactor_pattern, item_response, item_response_records
+from numpyro_ext.models.item_response import item_call
 
 FAMILY = ["2pl", "graded", "3pl", "graded", "nominal", "4pl", "gaussian", "partial-credit", "rasch", "rating-scale",
           "generalised-partial-credit", "graded"]  # fmt: skip
@@ -204,6 +205,21 @@ def test_answers_come_as_tables_of_pandas_lists_and_booleans():
         np.testing.assert_allclose(log_density(item_response, given, options, values)[0], expected, rtol=1e-12)
 
 
+def test_a_mask_goes_by_the_names_of_the_items():
+    """Its columns may be in another order than those of the answers; so do the answers that statistics compare."""
+    rng = np.random.default_rng(3)
+    response = pd.DataFrame(rng.integers(0, 2, (6, 3)), columns=["a", "b", "c"])
+    mask = pd.DataFrame(rng.random((6, 3)) < 0.6, columns=["a", "b", "c"])
+    values = {"discrimination": jnp.array([0.5, 1.0, 2.0]), "intercept": jnp.arange(3.0), "trait": jnp.arange(6.0) - 2}
+    options = {"family": "2pl"}
+    expected = log_density(item_response, (response.to_numpy(), mask.to_numpy()), options, values)[0]
+    for given in (mask, mask[["c", "a", "b"]]):
+        found = log_density(item_response, (response, given), options, values)[0]
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        table = item_call(item_response, (response, given), options).table()
+        np.testing.assert_array_equal(table, np.where(mask, response, np.nan))
+
+
 BAD = {
     "An answer to item 1 is 3; a graded item has answers 0 to 2": ([[0, 3], [1, 1]], {"num_categories": 3}),
     "No answer to a graded item is 0": ([[1, 3], [2, 1]], {}),
@@ -259,6 +275,15 @@ def test_items_without_a_finite_maximum_are_named_once_and_not_at_given_values()
         "1 people without answers",
     ):
         assert part in message, message
+    # Labels that stand for another number elsewhere: of those who answer, nobody says "rarely" to a.
+    words = pd.DataFrame({"a": ["never", "often"] * 20, "b": ["never", "rarely", "often", "often"] * 10})
+    order = {"a": ["never", "often"], "b": ["never", "rarely", "often"]}
+    labelled = words.apply(lambda column: pd.Categorical(column, order[column.name], ordered=True))
+    with (
+        pytest.warns(UserWarning, match=r"items, 'often' \(1 in a, 2 in b\) \(give"),
+        handlers.seed(rng_seed=0),
+    ):
+        item_response(labelled, family="graded")
     # Every other item turned round: those of the smaller half are named, and no others.
     mixed = (rng.random((400, 5)) < sigmoid(np.array([2, -2, 2, -2, 2]) * rng.normal(size=(400, 1)))).astype(int)
     with pytest.warns(UserWarning, match=r"reversed items [^:]*: item 1, item 3\.$"), handlers.seed(rng_seed=0):

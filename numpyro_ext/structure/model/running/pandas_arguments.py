@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import ModelStructureError, Reason
 from .execution import ModelCall
 
-__all__ = ["is_pandas", "run_or_with_arrays", "with_arrays"]
+__all__ = ["check_rows", "is_pandas", "run_or_with_arrays", "with_arrays"]
 
 _Result = TypeVar("_Result")
 _FAILURES = (AssertionError, IndexError, TypeError, ValueError)
@@ -46,6 +46,30 @@ def with_arrays(call: ModelCall, *, most_axes: int = 2) -> ModelCall | None:
     return call._replace(args=args, kwargs=kwargs)
 
 
+def check_rows(call: ModelCall) -> None:
+    """Refuse columns and tables whose rows have the same labels in another order, as models take rows by their places.
+
+    :raises ModelStructureError: naming the two arguments.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path((call.args, call.kwargs))
+    seen: list[tuple[str, Any]] = []
+    for path, value in leaves:
+        labels = getattr(value, "index", None) if is_pandas(value) else None
+        if labels is None or not labels.is_unique:
+            continue
+        for name, others in seen:
+            if len(labels) == len(others) and not labels.equals(others) and labels.isin(others).all():
+                raise ModelStructureError(
+                    f"the rows of argument {_name(call, path)} have the same labels as those of {name} in another "
+                    f"order, such as {list(labels[:3])} and {list(others[:3])}, and the model takes rows by their "
+                    f"places: give {_name(call, path)} in the order of the other, .loc[its index], or .to_numpy() of "
+                    "both if they are in one order already.",
+                    reason=Reason.DATA,
+                )
+        if not any(labels.equals(others) for _, others in seen):
+            seen.append((_name(call, path), labels))
+
+
 def run_or_with_arrays(call: ModelCall, run: Callable[[ModelCall], _Result]) -> tuple[ModelCall, _Result]:
     """Run a call; where it fails on columns and tables of pandas, run it :func:`with_arrays`.
 
@@ -54,9 +78,11 @@ def run_or_with_arrays(call: ModelCall, run: Callable[[ModelCall], _Result]) -> 
 
     :param run: what is done with the call.
     :return: the call that ran, and what came of it.
+    :raises ModelStructureError: if rows of two tables or columns have the same labels in another order.
     :raises Exception: that of the call with arrays, unless this fails for want of a table: then that of the call as it
         is, or with arrays in the place of its columns.
     """
+    check_rows(call)
     try:
         return call, run(call)
     except _FAILURES as error:
