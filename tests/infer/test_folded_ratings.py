@@ -1,6 +1,6 @@
 """New people and items of a fit of ratings: by quadrature of all that is theirs, and as members of the fit."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ from scipy.special import logsumexp
 from scipy.stats import gamma, norm
 
 from numpyro_ext.infer import BilinearEP
+from numpyro_ext.infer.bilinear.marginals import newcomer_groups
 from numpyro_ext.models import heteroscedastic_ratings
 
 KEY = jax.random.key(0)
@@ -26,6 +27,7 @@ def simulated(rank):
     return user, item, np.sum(value[:, None] > np.array([-4.0, 0.0, 4.0]), axis=1)
 
 
+@cache
 def fit(rank, without=(), **options):
     user, item, rating = simulated(rank)
     kept = ~np.isin(user, without)
@@ -101,8 +103,7 @@ def test_new_people_have_their_posterior_by_quadrature(heteroscedastic):
         mean = np.sum(weight.sum(1) * u)
         sd = np.sqrt(np.sum(weight.sum(1) * (u - mean) ** 2))
         own = new.posterior["tastes"]
-        # noise stands at its mode where tastes hear of it
-        assert abs(float(own.mean[number, 0]) - mean) < (0.25 if heteroscedastic else 0.05) * sd
+        assert abs(float(own.mean[number, 0]) - mean) < (0.1 if heteroscedastic else 0.05) * sd
         np.testing.assert_allclose(np.sqrt(own.variance[number, 0]), sd, rtol=0.1)
         if heteroscedastic:
             drawn = np.log(new.posterior["row_noise"].sample(KEY, 4000)[:, number])
@@ -110,8 +111,45 @@ def test_new_people_have_their_posterior_by_quadrature(heteroscedastic):
             spread = np.sqrt(np.sum(weight.sum(0) * (log_noise - center) ** 2))
             assert abs(drawn.mean() - center) < 0.15 * spread
             np.testing.assert_allclose(drawn.std(), spread, rtol=0.1)
-    if not heteroscedastic:
-        assert abs(float(new.log_evidence) - total) < 0.1
+    assert abs(float(new.log_evidence) - total) < (0.15 if heteroscedastic else 0.1)
+
+
+@needs_float64
+@pytest.mark.thorough
+def test_a_new_item_has_its_posterior_by_draws_from_its_prior():
+    """Its trait, noise and cut points together, weighted by its levels."""
+    engine, rng, size = fit(1, NEW, heteroscedastic=True), np.random.default_rng(1), 200_000
+    people = rng.permutation(NUM_USERS - len(NEW))[:12]
+    tastes, typical = engine.posterior["tastes"], engine.posterior["typical_cuts"]
+    mean, variance = (np.asarray(x)[people, 0] for x in (tastes.mean, tastes.variance))
+    level = np.digitize(1.5 * mean + 2.0 * rng.normal(size=people.size), [-3.0, 0.0, 3.0])
+    sizes = {"num_users": NUM_USERS - len(NEW), "rank": 1, **LEVELS, "num_items": 1}
+    new = engine.fold_in(KEY, people, np.zeros(people.size, int), level, side="columns", **sizes)
+
+    (shape, rate), center = inverse_gamma(engine, "variance_of_items"), engine.posterior["mean_of_items"].mean[0]
+    trait = center + np.sqrt(rate / shape) * rng.normal(size=size)
+    cuts = typical.mean + np.sqrt(np.asarray(typical.variance) + 0.1) * rng.normal(size=(size, 3))
+    noise = 5.0 * np.sqrt(10.0) / rng.gamma(5.0, size=size)
+    shape, rate = inverse_gamma(engine, "row_noise")
+    factor = (rate / (shape + 1.0))[people]
+    scale = np.sqrt(trait[:, None] ** 2 * variance + noise[:, None] * factor)
+    passed = norm.cdf((cuts[:, None, :] - (trait[:, None] * mean)[..., None]) / scale[..., None])
+    passed = np.concatenate([np.zeros_like(passed[..., :1]), passed, np.ones_like(passed[..., :1])], axis=-1)
+    each = np.arange(people.size)
+    weight = np.prod(np.maximum(passed[:, each, level + 1] - passed[:, each, level], 0.0), axis=1)
+    weight /= weight.sum()
+    assert 1.0 / np.sum(weight**2) > 0.1 * size
+
+    own = new.posterior["column_noise"].sample(KEY, 20_000)
+    for values, found, sd in (
+        (trait, new.posterior["traits"].mean[0, 0], new.posterior["traits"].sd[0, 0]),
+        (np.log(noise), np.log(own).mean(), np.log(own).std()),
+        *zip(cuts.T, new.posterior["cuts"].mean[0], new.posterior["cuts"].sd[0], strict=True),
+    ):
+        expected = weight @ values
+        spread = np.sqrt(weight @ (values - expected) ** 2)
+        assert abs(found - expected) < 0.05 * spread
+        np.testing.assert_allclose(sd, spread, rtol=0.05)
 
 
 @pytest.mark.thorough
@@ -130,11 +168,12 @@ def test_people_folded_in_are_nearly_what_they_are_as_members(fitted):
                 (whole, members, {"num_users": NUM_USERS, "rank": 2, **LEVELS}),
             )
         )
-        assert np.max(np.abs(here - there)) < 0.1
+        # variational Bayes has widths of its own in the fit of all; see the next test for what is exact
+        assert np.max(np.abs(here - there)) < 0.12
         drawn = new.log_predictive(user, item, np.full(user.size, level), method="draws", **sizes)["rating"]
         assert np.max(np.abs(here - np.exp(drawn))) < 0.12
     noise = [np.asarray(engine.posterior["row_noise"].mean) for engine in (new, whole)]
-    np.testing.assert_allclose(noise[0][:2], noise[1][list(NEW)], rtol=0.1)
+    np.testing.assert_allclose(noise[0][:2], noise[1][list(NEW)], rtol=0.15)
     # the third has no ratings
     prior = new.posterior["mean_of_users"].mean
     np.testing.assert_allclose(new.posterior["tastes"].mean[2], prior, rtol=1e-5)
@@ -143,6 +182,40 @@ def test_people_folded_in_are_nearly_what_they_are_as_members(fitted):
     assert draws["tastes"].shape == (50, 3, 2) and draws["row_noise"].shape == (50, 3)
     own = new.posterior["tastes"]
     assert np.max(np.abs(draws["tastes"].mean(0) - own.mean) / np.sqrt(own.variance)) < 5.0 / np.sqrt(50)
+
+
+@needs_float64
+@pytest.mark.thorough
+def test_predictions_for_new_people_are_those_of_draws_from_their_prior(fitted):
+    """Tastes and noise together, weighted by the ratings, in all cells."""
+    rng, size, sizes = np.random.default_rng(0), 100_000, {"num_users": 2, "rank": 2, **LEVELS}
+    user, item, rating = of_new(2)
+    new = fitted.fold_in(KEY, user, item, rating, **sizes)
+    assert not new.diagnostics.messages
+    traits, cuts = fitted.posterior["traits"], fitted.posterior["cuts"]
+    shape, rate = inverse_gamma(fitted, "variance_of_users")
+    tastes = fitted.posterior["mean_of_users"].mean + np.sqrt(rate / shape) * rng.normal(size=(size, 2))
+    noise = 5.0 * np.sqrt(10.0) / rng.gamma(5.0, size=size)
+    shape, rate = inverse_gamma(fitted, "column_noise")
+    width = tastes**2 @ np.asarray(traits.variance).T + noise[:, None] * rate / (shape + 1.0)
+    away = np.asarray(cuts.mean) - (tastes @ np.asarray(traits.mean).T)[..., None]
+    passed = norm.cdf(away / np.sqrt(width[..., None] + np.asarray(cuts.variance)))
+    passed = np.concatenate([np.zeros_like(passed[..., :1]), passed, np.ones_like(passed[..., :1])], axis=-1)
+    chance = np.maximum(np.diff(passed, axis=-1), 0.0)
+    everybody, every = np.divmod(np.arange(2 * NUM_ITEMS), NUM_ITEMS)
+    for person in range(2):
+        mine = user == person
+        weight = np.prod(chance[:, item[mine], rating[mine]], axis=1)
+        weight /= weight.sum()
+        assert 1.0 / np.sum(weight**2) > 1000.0
+        for level in range(4):
+            found = new.log_predictive(everybody, every, np.full(2 * NUM_ITEMS, level), **sizes)["rating"]
+            expected = weight @ chance[..., level]
+            np.testing.assert_allclose(np.exp(found)[everybody == person], expected, atol=0.05)
+        drawn, center = np.log(new.posterior["row_noise"].sample(KEY, 20_000)[:, person]), weight @ np.log(noise)
+        spread = np.sqrt(weight @ (np.log(noise) - center) ** 2)
+        assert abs(drawn.mean() - center) < 0.1 * spread
+        np.testing.assert_allclose(drawn.std(), spread, rtol=0.1)
 
 
 @pytest.mark.thorough
@@ -176,6 +249,30 @@ def test_all_else_is_held(fitted, side):
     alone = fitted.fold_in(KEY, *single, np.array([2]), side=side, **sizes | {new_size: 1})
     for site in held:
         np.testing.assert_allclose(alone.posterior[site].mean, fitted.posterior[site].mean, rtol=1e-5, err_msg=site)
+
+
+@needs_float64
+@pytest.mark.thorough
+def test_people_with_few_and_with_many_ratings_are_folded_in_apart(fitted, monkeypatch):
+    """Groups, which save empty slots, leave everybody's posterior as it is, and cells in their order."""
+    number = np.array([5, 1, 0, 12, 2, 12])
+    item = np.concatenate([np.arange(n) for n in number])
+    user, rating = np.repeat(np.arange(number.size), number), (item * 7) % 4
+    order = np.random.default_rng(0).permutation(user.size)
+    cells = user[order], item[order], rating[order]
+    sizes = {"num_users": number.size, "rank": 2, **LEVELS}
+    assert len(newcomer_groups.groups_of(number)) == 1
+    together = fitted.fold_in(KEY, *cells, **sizes)
+    monkeypatch.setattr(newcomer_groups, "_WORTH_GROUPS", 0)
+    assert [group.tolist() for group in newcomer_groups.groups_of(number)] == [[1, 2], [4], [0], [3, 5]]
+    apart = fitted.fold_in(KEY, *cells, **sizes)
+    assert abs(apart.log_evidence - together.log_evidence) < 1e-3
+    for site in ("tastes", "row_noise"):
+        for moment in ("mean", "variance"):
+            found, expected = (getattr(engine.posterior[site], moment) for engine in (apart, together))
+            np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
+    found, expected = (engine.log_predictive(*cells, **sizes)["rating"] for engine in (apart, together))
+    np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
 @pytest.mark.thorough

@@ -313,7 +313,14 @@ class NoiseRun(BilinearRun):
         model.form, messages = people.in_place_of_priors(fitted)
         points = model.space.pack(model.points(messages))
         ended = people.change < tol
-        words = () if ended else (f"The new {side} did not converge: the last change was {people.change:.2g}.",)
+        words: tuple[str, ...] = (
+            () if ended else (f"The new {side} did not converge: the last change was {people.change:.2g}.",)
+        )
+        if people.num_at_mode:
+            words += (
+                f"The noise of {people.num_at_mode} new {side} stands at its mode, as messages do not settle where it "
+                "is small: more of their ratings help.",
+            )
         diagnostics = Diagnostics(ended, 0, np.array([bound]), people.change, 0, {}, None, words)
         state = self.fit.last_state.state._replace(messages=messages)
         last = EngineState(points, state, None, 0, data_digest(reading.written_data, model.space.fixed, reading.key))

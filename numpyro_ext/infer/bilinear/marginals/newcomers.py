@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ....linalg.padding import places_within, rounded_up
 from ....structure.bilinear.form import Bilinear
 from ....structure.bilinear.noisy.form import Cuts, NoiseSites, NoisyBilinear
 from ....structure.errors import ModelStructureError
@@ -21,14 +20,22 @@ from ..algorithms.messages import Moments, as_message, mean_of
 from ..algorithms.ratings import cuts as cut_points
 from ..algorithms.ratings import iterations, newcomers, noise
 from ..algorithms.ratings.cuts import CutState
+from ..algorithms.ratings.integrated_noise import integrated
 from ..algorithms.ratings.newcomers import Met, NewState
 from ..algorithms.ratings.noise import NoiseState
 from ..algorithms.ratings.side_hyper import prior_message
 from ..algorithms.ratings.variances import GammaMessage, Rule, gamma_of
+from .newcomer_groups import first_slots, groups_of, in_order, only, slots_of
 
 __all__ = ["Fitted", "Newcomers", "with_cells"]
 
 _DAMPING, _MOST_STEPS, _TOL = 0.9, 200, 1e-3
+_MOST_LATTICES = 3
+"""Lattices for the noise, each around what the last one has found."""
+_NOT_CONVERGED = (
+    "The vectors of newcomers have not converged: the largest change of a mean, in standard deviations, is {:.2g}, the "
+    "tolerance {:.2g}."
+)
 
 
 class Fitted(NamedTuple):
@@ -50,6 +57,7 @@ class Newcomers:
     :param int side: 0 if rows are new, 1 if columns are.
     :param chosen: numbers of the new vectors.
     :param float change: the largest of a mean in the last iteration, in its standard deviations and without damping.
+    :param int num_at_mode: of them whose noise stands at its mode where :meth:`of_every_rating` integrates over it.
     """
 
     met: Met
@@ -58,6 +66,7 @@ class Newcomers:
     side: int
     chosen: np.ndarray
     change: float = np.inf
+    num_at_mode: int = 0
 
     @classmethod
     def of(cls, fitted: Fitted, form: NoisyBilinear, side: int, chosen: np.ndarray) -> Self:
@@ -74,24 +83,29 @@ class Newcomers:
         :param slots: numbers of cells, shape ``(num_new, num_slots)``.
         :param num_used: slots with ratings, a number or one for each new vector.
         """
-        cells, is_used = jnp.asarray(slots), _first_slots(slots, num_used)
+        cells, is_used = jnp.asarray(slots), first_slots(slots, num_used)
         before = newcomers.start(self.met, cells) if self.state is None else self.state
         state, found = newcomers.learned(self.met, before, cells, is_used, jnp.asarray(tol), rule=rule)
-        change = float(found)
+        change = float(jnp.max(found))
         if not change < tol:
-            warn(
-                "The vectors of newcomers have not converged: the largest change of a mean, in standard deviations, is "
-                f"{change:.2g}, the tolerance {tol:.2g}."
-            )
+            warn(_NOT_CONVERGED.format(change, tol))
         return dataclasses.replace(self, state=state, change=change)
 
     def of_every_rating(self, *, tol: float, rule: Rule) -> tuple[Self, float]:
-        """After all ratings of each newcomer, with an estimate of the log probability of these."""
-        slots, number = _slots(np.asarray(self.met.person), len(self.chosen))
-        found = self.learned(slots, number, tol=tol, rule=rule)
-        assert found.state is not None
-        values = newcomers.log_evidence(self.met, found.state, jnp.asarray(slots), _first_slots(slots, number))
-        return found, float(jnp.sum(values))
+        """After all ratings of each newcomer, the noise integrated out, with an estimate of their log probability.
+
+        Those with similar numbers of ratings are treated together, so that few slots are empty.
+        """
+        number = np.bincount(np.asarray(self.met.person), minlength=len(self.chosen))
+        groups = groups_of(number)
+        parts = [only(self.met, people) for people in groups]
+        found = [_integrated(met, tol, rule) for met, _ in parts]
+        change = max(part.change for part in found)
+        if not change < tol:
+            warn(_NOT_CONVERGED.format(change, tol))
+        state = in_order([part.state for part in found], groups, [cells for _, cells in parts])
+        value, num_at_mode = sum(part.log_evidence for part in found), sum(part.num_at_mode for part in found)
+        return dataclasses.replace(self, state=state, change=change, num_at_mode=num_at_mode), value
 
     def of_all(self, fitted: Fitted) -> Self:
         """The same newcomers after a fit that has seen their ratings, as :func:`with_cells` makes it."""
@@ -149,16 +163,31 @@ class Newcomers:
         return newcomers.information(self.met, self.state, white, weights)
 
 
-def _slots(person: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cells of each of so many vectors, filled up to a number of slots that many data share, and how many there are."""
-    number = np.bincount(person, minlength=num)
-    slots = np.zeros((num, rounded_up(int(number.max(initial=1)), 2)), int)
-    slots[person, places_within(person, num)] = np.arange(person.size)
-    return slots, number
+class _Found(NamedTuple):
+    """Posterior of some newcomers after all their ratings."""
+
+    state: NewState
+    log_evidence: float
+    change: float
+    num_at_mode: int
 
 
-def _first_slots(slots: np.ndarray, num_used: int | np.ndarray) -> Array:
-    return jnp.asarray(np.arange(slots.shape[1]) < np.broadcast_to(num_used, len(slots))[:, None])
+def _integrated(met: Met, tol: float, rule: Rule) -> _Found:
+    """Posterior of newcomers after all their ratings, with their noise integrated out."""
+    slots, number = slots_of(np.asarray(met.person), met.prior.mean.shape[0])
+    cells, is_used, end = jnp.asarray(slots), first_slots(slots, number), jnp.asarray(tol)
+    state, found = newcomers.learned(met, newcomers.start(met, cells), cells, is_used, end, rule=rule)
+    change = float(jnp.max(found))
+    if not met.own_noise:
+        values = newcomers.log_evidence(met, state, cells, is_used)
+        return _Found(state._replace(levels=None), float(jnp.sum(values)), change, 0)
+    around = state.noise[0]
+    for _ in range(_MOST_LATTICES):
+        lattice = integrated(met, state, around, cells, is_used, end, rule=rule)
+        if not bool(jnp.any(lattice.is_missed)):
+            break
+        around = lattice.around
+    return _Found(lattice.state, float(jnp.sum(lattice.log_evidence)), change, int(jnp.sum(lattice.is_at_mode)))
 
 
 def with_cells(fitted: Fitted, more: NoisyBilinear, rule: Rule) -> Fitted:

@@ -25,7 +25,17 @@ from . import cuts as cut_points
 from .noise import Levels, levels_heard, noise_variances
 from .variances import GammaMessage, Rule, gamma_of
 
-__all__ = ["Met", "NewState", "information", "known", "learned", "log_evidence", "predictive", "start"]
+__all__ = [
+    "Met",
+    "NewState",
+    "information",
+    "known",
+    "learned",
+    "log_evidence",
+    "predictive",
+    "seen_without_own",
+    "start",
+]
 
 _MOST_STEPS = 200
 _DAMPING = 0.7
@@ -113,7 +123,7 @@ def learned(
     :param is_used: in that shape.
     :param tol: change of a mean in its standard deviations, without damping, at which iterations end.
     :param str rule: see :func:`.noise.step`.
-    :return: the state, and the change in the last iteration.
+    :return: the state, and the change of each vector in the last iteration, shape ``(num_new,)``.
 
     Cost: some ten to thirty iterations over the slots, with a Cholesky factorisation of each vector's precision.
     """
@@ -131,13 +141,13 @@ def learned(
         noise = noise_variances(form, scales, of_cavities=True)
         value = damped(before.value, as_message(below._replace(variance=below.variance + noise)), damping)
         after = Levels(cuts, value, factor, product, scales)
-        return moved, after, _change(form, (vectors, before), (moved, after)) / damping, count + 1
+        return moved, after, _changes(met, form, (vectors, before), (moved, after)) / damping, count + 1
 
     def proceed(carry: tuple[Moments, Levels, Array, Array]) -> Array:
-        return (carry[3] < _MOST_STEPS) & ~(carry[2] < tol)
+        return (carry[3] < _MOST_STEPS) & ~jnp.all(carry[2] < tol)
 
     assert state.levels is not None
-    begin = state.vectors, state.levels, jnp.asarray(jnp.inf, met.noise.dtype), jnp.asarray(0)
+    begin = state.vectors, state.levels, jnp.full(len(cells), jnp.inf, met.noise.dtype), jnp.asarray(0)
     vectors, levels, change, _ = lax.while_loop(proceed, advance, begin)
     # what slots out of use have heard was of no cell
     said = levels.cuts._replace(
@@ -157,10 +167,9 @@ def log_evidence(met: Met, state: NewState, cells: Array, is_used: Array) -> Arr
     """
     assert state.levels is not None
     flat, (shift, precision) = cells.reshape(-1), state.levels.factor
-    vectors, cavity = _solved(met, state.vectors, flat, state.levels.factor)
-    noise, cuts = (jax.tree.map(lambda x: x[flat], found) for found in _noise_and_cuts(met, state))
-    chance = cut_points.level_probabilities(cavity, cuts, noise)
-    own = jnp.take_along_axis(chance, jnp.clip(met.form.label[flat], 0, met.num_levels - 1)[:, None], 1)[:, 0]
+    vectors, _ = _solved(met, state.vectors, flat, state.levels.factor)
+    cavity, cuts, noise, level = seen_without_own(met, state, cells)
+    own = jnp.take_along_axis(cut_points.level_probabilities(cavity, cuts, noise), level[:, None], 1)[:, 0]
     rest, center = _rest(met, state.vectors, flat), met.offset.mean[flat]
     # of each factor: what it is of a predictor with its mean at a vector of zero, which the vectors go on from
     values = jnp.log(own) + _log_mean(center, rest, shift, precision) - _log_mean(*cavity, shift, precision)
@@ -170,6 +179,15 @@ def log_evidence(met: Met, state: NewState, cells: Array, is_used: Array) -> Arr
     pull = jnp.linalg.solve(vectors.variance, vectors.mean[..., None])[..., 0]
     value += 0.5 * jnp.sum(pull * vectors.mean - mean**2 / spread - jnp.log(spread), 1)
     return value + jnp.sum(jnp.log(jnp.diagonal(cholesky(vectors.variance), axis1=1, axis2=2)), 1)
+
+
+def seen_without_own(met: Met, state: NewState, cells: Array) -> tuple[Moments, Moments, Array, Array]:
+    """Predictors of cells in slots without what their own levels say, cut points, noise variances, and the levels."""
+    assert state.levels is not None
+    flat = cells.reshape(-1)
+    cavity = _solved(met, state.vectors, flat, state.levels.factor)[1]
+    noise, cuts = (jax.tree.map(lambda x: x[flat], found) for found in _noise_and_cuts(met, state))
+    return cavity, cuts, noise, jnp.clip(met.form.label[flat], 0, met.num_levels - 1)
 
 
 def _log_mean(mean: Array, variance: Array, shift: Array, precision: Array) -> Array:
@@ -365,14 +383,17 @@ def _said_by_width(met: Met, vectors: Moments, cells: Array, precision: Array, s
     return jnp.sum(((precision - square)[:, None] * met.coefficient.variance[cells]).reshape(num, -1, size), 1)
 
 
-def _change(form: NoisyBilinear, before: tuple[Moments, Levels], after: tuple[Moments, Levels]) -> Array:
-    """Largest change of a mean of vectors, noise or cut points between two iterations, in standard deviations."""
+def _changes(met: Met, form: NoisyBilinear, before: tuple[Moments, Levels], after: tuple[Moments, Levels]) -> Array:
+    """Largest change of a mean of each new vector, its noise or its cut points, in standard deviations."""
     (old, said_before), (new, said) = before, after
+    num = len(new.mean)
     found = [jnp.abs(new.mean - old.mean) / jnp.sqrt(jnp.diagonal(new.variance, axis1=1, axis2=2))]
     for scale, x, y in zip(form.scales, said_before.scales, said.scales, strict=True):
         (a, b), (c, d) = (gamma_of(scale, m, of_groups=True) for m in (x, y))
-        found.append(jnp.abs(jnp.log(d / c * a / b)) * jnp.sqrt(c))
+        found.append((jnp.abs(jnp.log(d / c * a / b)) * jnp.sqrt(c))[:num, None])
     if form.cuts is not None:
         last, own = (cut_points.posterior(form, levels.cuts)[0] for levels in (said_before, said))
-        found.append(jnp.abs(own.mean - last.mean) / jnp.sqrt(own.variance))
-    return jnp.max(jnp.stack([jnp.max(jnp.where(jnp.isnan(x), jnp.inf, x)) for x in found]))
+        moved = (jnp.abs(own.mean - last.mean) / jnp.sqrt(own.variance)).reshape(-1, met.num_levels - 1)
+        found.append(moved.reshape(num, -1) if met.own_cuts is None else moved[:num])
+    every = jnp.concatenate(found, axis=1)
+    return jnp.max(jnp.where(jnp.isnan(every), jnp.inf, every), axis=1)

@@ -11,7 +11,7 @@ from jax import Array, lax
 from .....structure.bilinear.noisy.form import NoisyBilinear, Scale
 from ..messages import Moments
 
-__all__ = ["GammaMessage", "Rule", "gamma_of", "matched_gamma", "share_of_way", "updated_gammas"]
+__all__ = ["GammaMessage", "Rule", "gamma_of", "gamma_reach", "matched_gamma", "share_of_way", "updated_gammas"]
 
 Rule = Literal["quadrature", "variational", "mean", "mode"]
 _COARSE, _NUM_NODES = 16, 48
@@ -124,6 +124,12 @@ def _exact_moments(x: Array, s: Array, k: Array, cavity: GammaMessage) -> tuple[
     # Around the peak, where little cancels.
     first, second = first / total, second / total
     return unit * (1.0 + first), unit**2 * (second - first**2)
+
+
+def gamma_reach(gamma: GammaMessage, drop: float) -> tuple[Array, Array]:
+    """Ends of the log of a gamma variable, between which its log density is less than ``drop`` below its peak."""
+    center = jnp.log(gamma.shape / gamma.rate)
+    return center - _left(drop / gamma.shape), center + _right(drop / gamma.shape)
 
 
 def _left(drop: Array) -> Array:
