@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 from scipy.stats import gamma, norm
 
 from numpyro_ext.infer import BilinearEP
-from numpyro_ext.infer.bilinear.marginals import newcomer_groups
+from numpyro_ext.infer.bilinear.marginals.newcomer_groups import groups_of
 from numpyro_ext.models import heteroscedastic_ratings
 
 KEY = jax.random.key(0)
@@ -153,34 +153,14 @@ def test_a_new_item_has_its_posterior_by_draws_from_its_prior():
 
 
 @pytest.mark.thorough
-def test_people_folded_in_are_nearly_what_they_are_as_members(fitted):
-    """The fit of all, which has seen their ratings, is compared, and somebody of whom nothing is known."""
-    whole = fit(2)
+def test_somebody_without_ratings_has_the_prior(fitted):
     sizes = {"num_users": 3, "rank": 2, **LEVELS}
     new = fitted.fold_in(KEY, *of_new(2), **sizes)
-    user, item = np.divmod(np.arange(2 * NUM_ITEMS), NUM_ITEMS)
-    members = np.array(NEW)[user]
-    for level in range(4):
-        here, there = (
-            np.exp(engine.log_predictive(people, item, np.full(user.size, level), **options)["rating"])
-            for engine, people, options in (
-                (new, user, sizes),
-                (whole, members, {"num_users": NUM_USERS, "rank": 2, **LEVELS}),
-            )
-        )
-        # variational Bayes has widths of its own in the fit of all; see the next test for what is exact
-        assert np.max(np.abs(here - there)) < 0.12
-        drawn = new.log_predictive(user, item, np.full(user.size, level), method="draws", **sizes)["rating"]
-        assert np.max(np.abs(here - np.exp(drawn))) < 0.12
-    noise = [np.asarray(engine.posterior["row_noise"].mean) for engine in (new, whole)]
-    np.testing.assert_allclose(noise[0][:2], noise[1][list(NEW)], rtol=0.15)
-    # the third has no ratings
-    prior = new.posterior["mean_of_users"].mean
-    np.testing.assert_allclose(new.posterior["tastes"].mean[2], prior, rtol=1e-5)
-    np.testing.assert_allclose(noise[0][2], 5.0 * np.sqrt(10.0) / 4.0, rtol=1e-5)
+    own, noise = new.posterior["tastes"], np.asarray(new.posterior["row_noise"].mean)
+    np.testing.assert_allclose(own.mean[2], new.posterior["mean_of_users"].mean, rtol=1e-5)
+    np.testing.assert_allclose(noise[2], 5.0 * np.sqrt(10.0) / 4.0, rtol=1e-5)
     draws = new.get_samples()
     assert draws["tastes"].shape == (50, 3, 2) and draws["row_noise"].shape == (50, 3)
-    own = new.posterior["tastes"]
     assert np.max(np.abs(draws["tastes"].mean(0) - own.mean) / np.sqrt(own.variance)) < 5.0 / np.sqrt(50)
 
 
@@ -212,6 +192,8 @@ def test_predictions_for_new_people_are_those_of_draws_from_their_prior(fitted):
             found = new.log_predictive(everybody, every, np.full(2 * NUM_ITEMS, level), **sizes)["rating"]
             expected = weight @ chance[..., level]
             np.testing.assert_allclose(np.exp(found)[everybody == person], expected, atol=0.05)
+            drawn = new.log_predictive(everybody, every, np.full(2 * NUM_ITEMS, level), method="draws", **sizes)
+            np.testing.assert_allclose(np.exp(drawn["rating"])[everybody == person], expected, atol=0.12)
         drawn, center = np.log(new.posterior["row_noise"].sample(KEY, 20_000)[:, person]), weight @ np.log(noise)
         spread = np.sqrt(weight @ (np.log(noise) - center) ** 2)
         assert abs(drawn.mean() - center) < 0.1 * spread
@@ -253,26 +235,28 @@ def test_all_else_is_held(fitted, side):
 
 @needs_float64
 @pytest.mark.thorough
-def test_people_with_few_and_with_many_ratings_are_folded_in_apart(fitted, monkeypatch):
+def test_people_with_few_and_with_many_ratings_are_folded_in_apart(fitted):
     """Groups, which save empty slots, leave everybody's posterior as it is, and cells in their order."""
     number = np.array([5, 1, 0, 12, 2, 12])
-    item = np.concatenate([np.arange(n) for n in number])
-    user, rating = np.repeat(np.arange(number.size), number), (item * 7) % 4
-    order = np.random.default_rng(0).permutation(user.size)
-    cells = user[order], item[order], rating[order]
-    sizes = {"num_users": number.size, "rank": 2, **LEVELS}
-    assert len(newcomer_groups.groups_of(number)) == 1
-    together = fitted.fold_in(KEY, *cells, **sizes)
-    monkeypatch.setattr(newcomer_groups, "_WORTH_GROUPS", 0)
-    assert [group.tolist() for group in newcomer_groups.groups_of(number)] == [[1, 2], [4], [0], [3, 5]]
-    apart = fitted.fold_in(KEY, *cells, **sizes)
-    assert abs(apart.log_evidence - together.log_evidence) < 1e-3
+    some = np.arange(number.size)
+    many = np.concatenate([number, np.ones(6500, int)])
+    assert len(groups_of(number)) == 1 and len(groups_of(many)) > 1
+
+    def folded(number):
+        user, item = np.repeat(np.arange(number.size), number), np.concatenate([np.arange(n) for n in number])
+        cells = user, item, (item * 7) % 4
+        order = np.random.default_rng(0).permutation(user.size)
+        sizes = {"num_users": number.size, "rank": 2, **LEVELS}
+        engine = fitted.fold_in(KEY, *(part[order] for part in cells), **sizes)
+        mine = np.isin(user, some)
+        return engine, engine.log_predictive(*(part[mine] for part in cells), **sizes)["rating"]
+
+    (together, expected), (apart, found) = folded(number), folded(many)
+    np.testing.assert_allclose(found, expected, atol=2e-3)
     for site in ("tastes", "row_noise"):
         for moment in ("mean", "variance"):
-            found, expected = (getattr(engine.posterior[site], moment) for engine in (apart, together))
-            np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
-    found, expected = (engine.log_predictive(*cells, **sizes)["rating"] for engine in (apart, together))
-    np.testing.assert_allclose(found, expected, atol=2e-3)
+            here, there = (getattr(engine.posterior[site], moment)[some] for engine in (apart, together))
+            np.testing.assert_allclose(here, there, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.thorough
