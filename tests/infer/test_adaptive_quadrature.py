@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 
 import jax
@@ -18,7 +19,7 @@ from scipy.stats import norm, poisson
 
 from numpyro_ext.compilation import store
 from numpyro_ext.infer import AdaptiveQuadrature, Quadrature
-from numpyro_ext.infer.gaussian.algorithms.nodes import column_information, column_sums
+from numpyro_ext.infer.gaussian.algorithms.nodes import column_sums
 from numpyro_ext.infer.gaussian.algorithms.nodes.shared_columns import SharedColumns
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.structure import ModelStructureError
@@ -151,11 +152,11 @@ def test_shared_columns_are_the_lattices_of_each_block(regression):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("largest_chunk", [column_information.LARGEST_CHUNK, 1])
-def test_information_is_the_hessian_of_the_evidence(regression, largest_chunk, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"largest_chunk": 1}])
+def test_information_is_the_hessian_of_the_evidence(regression, options):
     """Also where its derivatives are taken in some directions at a time, here in one."""
     shared, values, form_fn = regression
-    monkeypatch.setattr(column_information, "LARGEST_CHUNK", largest_chunk)
+    shared = dataclasses.replace(shared, **options)
 
     @jax.jit
     def both(x):

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from .column_sums import LARGEST_CHUNK, Blocks, Expected, joint_log_density
+from .column_sums import Blocks, Expected, joint_log_density
 
 _BLOCKS_AT_A_TIME = 250
 """Blocks whose second moments are summed at a time; as many are a sample of all for a rough estimate."""
@@ -82,6 +82,7 @@ def complete_derivatives(
     log_probabilities: tuple[LogProbabilities, ...],
     *,
     has_prior_parameters: bool,
+    largest_chunk: int,
 ) -> tuple[Array, Slopes]:
     """The first of the two sums, that of complete data, shape ``(d, d)``, and first derivatives for the second.
 
@@ -92,6 +93,7 @@ def complete_derivatives(
     :param Expected found: what is expected of complete data.
     :param log_probabilities: of the outcomes of each family.
     :param bool has_prior_parameters: whether locations and variances of blocks depend on hyperparameters.
+    :param int largest_chunk: numbers at once, if directions of derivatives are taken in parts.
     """
     columns, powers = columns_fn(values), _powers(nodes)
     parts = [_scores(columns, k, nodes, function) for k, function in enumerate(log_probabilities)]
@@ -116,7 +118,7 @@ def complete_derivatives(
 
     # where locations differ, they are made of the predictors of all blocks in all columns
     num_numbers = columns.shift.size * sum(len(offsets) for offsets in columns.offsets)
-    total, jacobian = _jacobian(lambda x: (jax.grad(held)(x), columns_fn(x)), values, num_numbers)
+    total, jacobian = _jacobian(lambda x: (jax.grad(held)(x), columns_fn(x)), values, largest_chunk // num_numbers)
     # derivatives of the parameters of columns: of the predictor at the node zero, by the node, and of the others
     level = [_flat(jacobian, k) for k in range(len(parts))]
     by_power = [
@@ -160,13 +162,12 @@ def missing_derivatives(
     return _missing(with_masses, means, counts, slopes.tables, slopes.by_all, _powers(nodes), is_rough)
 
 
-def _jacobian(function: Callable[[Array], Any], values: Array, num_numbers: int) -> Any:
-    """Derivatives on the last axis, in some directions at a time if so many numbers in each are many in all."""
-    number = max(1, LARGEST_CHUNK // num_numbers)
-    if number >= values.size:
+def _jacobian(function: Callable[[Array], Any], values: Array, at_a_time: int) -> Any:
+    """Derivatives on the last axis, in so many directions at a time, or at least in one."""
+    if at_a_time >= values.size:
         return jax.jacfwd(function)(values)
     _, push = jax.linearize(function, values)
-    found = lax.map(push, jnp.eye(values.size, dtype=values.dtype), batch_size=number)
+    found = lax.map(push, jnp.eye(values.size, dtype=values.dtype), batch_size=max(1, at_a_time))
     return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), found)
 
 

@@ -224,6 +224,7 @@ class SharedColumns(Algorithm):
             held,
             self.log_probabilities(form_fn(values)),
             has_prior_parameters=self.has_prior_parameters,
+            largest_chunk=self.largest_chunk,
         )
 
     def missing_derivatives(
