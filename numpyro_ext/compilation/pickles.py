@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-__all__ = ["OnDemand"]
-
 
 class OnDemand:
     """An object whose cached properties stay out of pickles and deep copies, and are computed again when asked for.

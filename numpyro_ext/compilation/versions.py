@@ -8,8 +8,6 @@ from importlib import metadata
 
 from jaxlib import utils
 
-__all__ = ["silence_false_alarms", "warn_of_wrong_sums"]
-
 _FLAG = "--xla_cpu_experimental_ynn_fusion_type="
 
 

@@ -9,8 +9,6 @@ import jax
 import numpy as np
 from jax.experimental.buffer_callback import buffer_callback
 
-__all__ = ["host_call"]
-
 
 def host_call(function: Callable[..., object], result: object, *args: Any) -> Any:
     """Result of a function of NumPy arrays, which a compiled program calls when it has their values.

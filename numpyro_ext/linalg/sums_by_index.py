@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from .host_call import host_call
 
-__all__ = ["sums_by_index"]
-
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
 def sums_by_index(terms: Array, index: Array, size: int) -> Array:

@@ -14,8 +14,6 @@ from .elementwise import TemperedPotential
 from .moments import ExpectedLogDensity, TiltedMoments
 from .vector import VectorPotential
 
-__all__ = ["VectorRows", "has_vector_factors", "row_directions", "vector_factors"]
-
 
 def row_directions(dimension: int) -> np.ndarray:
     """The rows that one vector factor has: each of its predictors, then each difference of two of them.

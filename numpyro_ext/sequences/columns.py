@@ -8,8 +8,6 @@ from numbers import Real
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["codes_of_labels", "ordered_times"]
-
 
 def codes_of_labels(name: str, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """The different labels in order, and the number of each label among them."""

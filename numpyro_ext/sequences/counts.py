@@ -12,8 +12,6 @@ from ..infer.stochastic.labels import Labels
 from .events import EventSequences
 from .predictor import SequencePredictor, all_events, best_by_validation
 
-__all__ = ["Bigram", "KneserNey", "OwnBigram", "OwnFrequencies", "RepeatLast", "Uniform", "Unigram"]
-
 EPS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Numbers added to counts, from which validation chooses."""
 

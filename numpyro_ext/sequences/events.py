@@ -16,8 +16,6 @@ from ..infer.stochastic.chunks import batches_of_events, chunk_of, joined
 from ..linalg.saved_names import saved_as
 from .columns import codes_of_labels, ordered_times
 
-__all__ = ["EventSequences", "EventSplit", "hold_out"]
-
 
 @saved_as("EventSequences")
 @dataclass(frozen=True, eq=False, repr=False)

@@ -14,8 +14,6 @@ from .counts import PairCounts
 from .events import EventSequences
 from .predictor import SequencePredictor, all_events
 
-__all__ = ["MatrixFactorisation", "matrix_factorisation_objective"]
-
 
 def matrix_factorisation_objective(M: ArrayLike, V: ArrayLike, U: ArrayLike, penalty: float) -> Array:
     r"""Objective of the factorisation of the positive cells of a matrix.

@@ -8,8 +8,6 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
-__all__ = ["Gate"]
-
 PRECISIONS = (30.0, 100.0, 300.0, 1000.0, 3000.0, np.inf)
 """Precisions of the prior of coefficients to choose from; the last leaves the weights as they were."""
 NUM_FOLDS = 5

@@ -14,8 +14,6 @@ from ..distributions.hidden_markov import HiddenMarkov
 from .events import EventSequences
 from .predictor import SequencePredictor, all_events, best_by_validation
 
-__all__ = ["HiddenMarkovBaseline", "HiddenMarkovFit", "fit_hidden_markov"]
-
 
 class HiddenMarkovFit(NamedTuple):
     """Probabilities of a hidden Markov chain, as :func:`fit_hidden_markov` finds them."""

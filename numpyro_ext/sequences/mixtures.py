@@ -13,8 +13,6 @@ from .events import EventSequences, EventSplit, hold_out
 from .gates import Gate
 from .predictor import Predictor, SequencePredictor
 
-__all__ = ["PersonalMixture"]
-
 HISTORY_CLASSES = (10, 30, 100)
 """Lengths of history at which the classes of weights change."""
 PRIOR_EVENTS = 10.0

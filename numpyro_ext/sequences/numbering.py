@@ -9,8 +9,6 @@ import numpy as np
 
 from .events import EventSequences, EventSplit
 
-__all__ = ["numbered_as"]
-
 
 @overload
 def numbered_as(data: EventSequences, other: EventSequences, *, users: bool = False) -> EventSequences: ...

@@ -10,8 +10,6 @@ from ..infer.stochastic.fit import ChunkedFit
 from ..optional import optional
 from .scores import GroupScore, SequenceComparison
 
-__all__ = ["plot_error_by_entropy", "plot_error_by_history", "plot_training"]
-
 
 def plot_error_by_history(table: SequenceComparison, *, axis: Any = None) -> Any:
     """Error of each predictor by the number of events before the predicted one, with standard errors over users.

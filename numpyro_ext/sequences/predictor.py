@@ -11,8 +11,6 @@ from numpy.typing import ArrayLike
 from ..infer.stochastic.labels import Labels, checked_user
 from .events import EventSequences, EventSplit, hold_out
 
-__all__ = ["Predictor", "SequencePredictor", "best_by_validation"]
-
 Self = TypeVar("Self", bound="SequencePredictor")
 Option = TypeVar("Option")
 

@@ -14,15 +14,6 @@ from .counts import occurrences_before
 from .events import EventSplit
 from .predictor import Predictor, SequencePredictor
 
-__all__ = [
-    "GroupScore",
-    "SequenceComparison",
-    "SequenceScores",
-    "compare_sequences",
-    "next_item_ranks",
-    "sequence_scores",
-]
-
 HISTORIES = (10, 30, 100, 300)
 """Lengths of history at which the groups of a score change."""
 KINDS = ("repeats the last", "seen before", "new to the user")

@@ -10,8 +10,6 @@ import numpy as np
 from ...display import Shown, Table
 from .gaps import Errors, Moments
 
-__all__ = ["Agreement", "SiteAgreement", "agreement_between"]
-
 TOLERANCE = 0.1
 """Gap of means in standard deviations, and relative gap of standard deviations, within which an approximation holds."""
 _NUM_ERRORS = 4.0

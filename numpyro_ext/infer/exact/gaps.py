@@ -8,8 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpyro.diagnostics import effective_sample_size
 
-__all__ = ["NUM_ERRORS", "Errors", "Gaps", "Moments", "gaps_between", "largest_errors", "monte_carlo_errors"]
-
 NUM_ERRORS = 3.0
 """Standard errors of the reference within which a gap is noise; the largest of many elements is often beyond two."""
 _FEWEST_DRAWS = 8

@@ -16,8 +16,6 @@ from numpyro.util import is_prng_key
 from ..front.engine import AnyEngine
 from .reparam import LATENT, PosteriorReparam, log_normal
 
-__all__ = ["IndependenceMetropolis", "IndependenceState", "log_weight_and_sites"]
-
 _FIRST = 32
 """Draws of which the first state of a chain is chosen by their weights."""
 

@@ -15,8 +15,6 @@ from ..front.options import check_at_least
 from .kernel import log_weight_and_sites
 from .reparam import PosteriorReparam
 
-__all__ = ["Overlap", "overlap"]
-
 _AT_A_TIME = 64
 _FEWEST_DRAWS = 100
 _KINDS = {

@@ -19,8 +19,6 @@ from numpyro.infer.reparam import Reparam
 
 from ..front.engine import AnyEngine
 
-__all__ = ["LATENT", "Coordinates", "PosteriorReparam"]
-
 LATENT = "posterior_coordinates"
 """Name of the site that holds the coordinates."""
 _AT_A_TIME = 64

@@ -20,8 +20,6 @@ from .agreement import Agreement, agreement_between
 from .gaps import monte_carlo_errors
 from .reparam import LATENT, PosteriorReparam
 
-__all__ = ["ExactSamples", "sample_exactly"]
-
 _MOST_RHAT = 1.05
 _FEWEST_EFFECTIVE = 100
 _MOST_DIVERGING = 0.01

@@ -9,8 +9,6 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["Batch", "Events", "batches_of_events", "batches_of_rows", "checked_events", "chunk_of", "joined"]
-
 
 class Events(NamedTuple):
     """Ragged sequences: user ``u`` has ``items[starts[u] : starts[u] + lengths[u]]``."""

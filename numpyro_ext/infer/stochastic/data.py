@@ -14,8 +14,6 @@ from jax.typing import ArrayLike
 from .chunks import Batch, Events, batches_of_events, batches_of_rows, checked_events, chunk_of, joined, last_events
 from .scoring import of_each
 
-__all__ = ["Rows", "Sequences"]
-
 
 class Rows(NamedTuple):
     """Arrays with one row for each member of a plate."""

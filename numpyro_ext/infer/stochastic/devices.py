@@ -11,8 +11,6 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["OneDevice", "SeveralDevices", "checked_devices"]
-
 _AXIS = "members"
 
 

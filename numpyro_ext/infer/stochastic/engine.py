@@ -26,8 +26,6 @@ from .program import Program
 from .setting import Setting
 from .training import Checkpoint, Training
 
-__all__ = ["ChunkedSVI"]
-
 
 class ChunkedSVI:
     """NumPyro's SVI by minibatches that move only the rows they touch, for a plate's rows or for sequences in chunks.

@@ -21,8 +21,6 @@ from .program import Parameters, Program
 from .scoring import checked_draws
 from .setting import Setting
 
-__all__ = ["ChunkedFit", "TrainingState"]
-
 
 class TrainingState(NamedTuple):
     """All that a run needs to go on to the bit."""

@@ -10,8 +10,6 @@ import numpy as np
 from ..front.running.progress import warn
 from .chunks import joined
 
-__all__ = ["Labels", "checked_user"]
-
 
 class Labels(NamedTuple):
     """Names of items and users in the order of their numbers; ``None`` where the data have none."""

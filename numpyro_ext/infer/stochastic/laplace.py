@@ -21,8 +21,6 @@ from .people import Given, Mode, PersonalPosterior
 from .program import Parameters, Program
 from .setting import Setting
 
-__all__ = ["LaplaceProgram"]
-
 _CALLER = 'ChunkedSVI(local="laplace")'
 
 

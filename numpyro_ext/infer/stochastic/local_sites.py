@@ -14,17 +14,6 @@ from numpyro.primitives import Messenger
 
 from ..front.running.progress import warn
 
-__all__ = [
-    "InBatch",
-    "LocalSites",
-    "Recorder",
-    "by_rows",
-    "check_by_rows",
-    "check_first_steps",
-    "parted",
-    "personal_site",
-]
-
 LONGEST_FIRST_STEP = 10.0
 """Length of the first step, in later ones of the same gradient, from which the user is warned."""
 

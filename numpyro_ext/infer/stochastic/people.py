@@ -22,8 +22,6 @@ from .program import Program
 from .scoring import checked_draws, logits_of, of_each
 from .setting import Setting
 
-__all__ = ["Given", "Mode", "Person", "PersonalPosterior"]
-
 MOST_STEPS = 100
 GAUSS_NEWTON_STEPS = 5
 """Steps after which those of Newton are taken where the density is concave, as Gauss-Newton can be slow."""

@@ -20,8 +20,6 @@ from .sampled_softmax import Candidates, SampledSoftmax, draw_candidates
 from .scoring import Scoring, of_each
 from .setting import Setting
 
-__all__ = ["Parameters", "Program"]
-
 _CARRY = "_carry"
 
 

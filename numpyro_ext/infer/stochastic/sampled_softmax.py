@@ -16,8 +16,6 @@ from numpyro.primitives import Messenger
 from ...distributions import LinearCategorical
 from .chunks import Events
 
-__all__ = ["Candidates", "SampledSoftmax", "draw_candidates", "log_proposals"]
-
 _UNIFORM_SHARE = 0.5
 """Share of the candidates drawn uniformly: rare items weigh at most twice what they would if all were."""
 

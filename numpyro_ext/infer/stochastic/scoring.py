@@ -16,8 +16,6 @@ from .chunks import Events, batches_of_events, chunk_of
 from .local_sites import InBatch, LocalSites
 from .setting import Setting
 
-__all__ = ["Scoring", "checked_draws", "logits_of", "of_each"]
-
 
 class Scoring:
     """Answers of a model and its guide for batches of users.

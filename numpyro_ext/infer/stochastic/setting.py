@@ -12,8 +12,6 @@ import numpy as np
 from ...compilation.content import ByContent
 from ...linalg.frozen_pytree import frozen_pytree
 
-__all__ = ["Setting"]
-
 
 @dataclass(frozen=True, eq=False)
 class _Constants(ByContent):

@@ -23,8 +23,6 @@ from .program import Program
 from .sampled_softmax import log_proposals
 from .setting import Setting
 
-__all__ = ["Checkpoint", "Training"]
-
 MOST_FAILURES = 3
 """Losses that are not finite after which training stops."""
 

@@ -15,18 +15,6 @@ from jax.custom_derivatives import SymbolicZero
 from ..frozen_pytree import frozen_pytree
 from .recurrences import run_backward, run_forward
 
-__all__ = [
-    "AnyDesign",
-    "DenseDesign",
-    "Design",
-    "LEAST_ENTRIES",
-    "Dynamics",
-    "OperatorRows",
-    "SparseRows",
-    "StateSpaceDesign",
-    "by_dense_rows",
-]
-
 LEAST_ENTRIES, _WIDEST = 5000, 32
 """Number of entries from which, and width up to which, products of sparse rows take one entry of all rows at a time."""
 _AT_A_TIME = 64

@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-__all__ = ["has_short_states", "known_of_states", "run_backward", "run_forward"]
-
 _LONGEST_STATE, _FEWEST_BLOCKS = 2, 64
 _Elements = tuple[Array, ...]
 

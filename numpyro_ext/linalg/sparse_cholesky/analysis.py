@@ -13,8 +13,6 @@ from .ordering import choose_ordering
 from .pattern import SparsePattern
 from .symbolic import Batch, make_batches
 
-__all__ = ["Analysis", "analyse"]
-
 _CACHE_BYTES = 256 * 2**20
 # Measured 2e9 on a grid of 10^5 nodes, 5e9 on a crossed design; only to say about how long a refused one would take.
 _FLOPS_PER_SECOND = 4e9

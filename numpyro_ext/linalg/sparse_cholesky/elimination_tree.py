@@ -11,8 +11,6 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 
 from .pattern import SparsePattern
 
-__all__ = ["EliminationTree", "elimination_tree"]
-
 
 class EliminationTree(NamedTuple):
     """Elimination tree of a matrix whose columns are in postorder."""

@@ -8,8 +8,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LARGEST_BATCHED", "seconds_of_front", "seconds_of_leaf", "share_sizes"]
-
 # Seconds of a front, of each of its numbers, and of each multiplication and addition, as measured: a supernode joins
 # its parent where that saves time.
 _PER_FRONT, _PER_NUMBER, _PER_FLOP = 1.5e-6, 5e-9, 3e-10

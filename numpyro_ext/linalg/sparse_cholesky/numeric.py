@@ -15,15 +15,6 @@ from scipy.linalg.lapack import dtrtri
 
 from .symbolic import Batch
 
-__all__ = [
-    "factorise",
-    "log_determinant",
-    "selected_inverse",
-    "selected_inverse_tangent",
-    "solve_lower",
-    "solve_upper",
-]
-
 Array = NDArray[np.float64]
 
 # Triangular blocks are inverted by LAPACK, one by one, unless there are so many of them for each of their columns.

@@ -12,8 +12,6 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from .elimination_tree import EliminationTree, elimination_tree
 from .pattern import SparsePattern
 
-__all__ = ["choose_ordering"]
-
 # Below, nested dissection finds no better order than minimum degree.
 _LEAST_SIZE_OF_DISSECTION = 1000
 

@@ -9,8 +9,6 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["SparsePattern"]
-
 
 @jax.tree_util.register_static
 class SparsePattern:

@@ -21,8 +21,6 @@ from . import numeric
 from .analysis import analyse
 from .pattern import SparsePattern
 
-__all__ = ["SparseFactor", "factorise", "factorise_and_solve", "multiply", "one_without_derivative", "white_noise"]
-
 _MOST_PADDED = 3.0
 """Entries with padding, in those without, up to which rows are padded to the longest for products with vectors."""
 

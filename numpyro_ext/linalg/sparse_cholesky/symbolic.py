@@ -11,8 +11,6 @@ from .elimination_tree import EliminationTree
 from .front_times import LARGEST_BATCHED, seconds_of_front, seconds_of_leaf, share_sizes
 from .pattern import SparsePattern
 
-__all__ = ["Batch", "Children", "make_batches"]
-
 Indices = NDArray[np.int32]
 
 # Fronts are padded to the next of these sizes, and of all others to nothing.

@@ -19,8 +19,6 @@ from ..padding import rounded_up
 from ..sparse_cholesky import SparsePattern
 from .elimination import Elimination
 
-__all__ = ["CarriedElimination", "CarriedPattern"]
-
 _MOST_KNOWN = 4
 """Orders of elimination whose plans the host keeps."""
 _known: OrderedDict[bytes, Elimination] = OrderedDict()

@@ -17,8 +17,6 @@ from scipy.sparse.csgraph import connected_components
 from ..padding import padded_groups
 from ..sparse_cholesky import SparsePattern
 
-__all__ = ["Couplings", "Elimination", "Plan", "find_elimination"]
-
 _Ints = NDArray[np.int64]
 
 _LARGEST_LEAF = 8

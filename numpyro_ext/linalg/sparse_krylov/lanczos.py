@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Floats", "Krylov", "conjugate_gradient", "krylov"]
-
 Floats = NDArray[np.float64]
 _Product = Callable[[Floats], Floats]
 

@@ -18,8 +18,6 @@ from .carried import CarriedElimination
 from .elimination import Elimination
 from .schur import Schur
 
-__all__ = ["Estimate", "KrylovFactor"]
-
 
 class Estimate(NamedTuple):
     """Log determinant by fixed probes, and how far it may be trusted."""

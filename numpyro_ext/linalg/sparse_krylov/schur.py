@@ -15,8 +15,6 @@ import numpy as np
 from .elimination import Elimination, Plan
 from .lanczos import Floats, Krylov, conjugate_gradient, krylov
 
-__all__ = ["Determinant", "Schur"]
-
 _MOST_NUMBERS = 40_000_000
 """Numbers of the bases of the Krylov spaces of some starts, for 64 products."""
 _AT_ONCE = 32

@@ -21,8 +21,6 @@ from ..moments import ExpectedLogDensity, LogFactor, LogisticTerms
 from .logistic_expectation import LogPartitionExpectation, expected_log_partition
 from .tilted.tilted_moments import broadcast_to_factors, sum_over_nodes
 
-__all__ = ["expected_log_density", "expected_logistic_terms"]
-
 _MAX_PANELS = 64
 _STRIP = 2.5
 """Half width of the strip in which what is called analytic is so."""

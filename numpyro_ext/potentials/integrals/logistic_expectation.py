@@ -21,8 +21,6 @@ from scipy import special
 
 from ..moments import ExpectedLogDensity
 
-__all__ = ["LogPartitionExpectation", "expected_log_partition"]
-
 LogPartitionExpectation = Callable[[Array, Array], tuple[Array, Array, Array]]
 """Maps means and variances to the expectation of the log-partition, or an upper bound of it, and the two slopes."""
 

@@ -11,8 +11,6 @@ from jax.scipy.special import logsumexp
 
 from .normal import truncated_normal
 
-__all__ = ["multinomial_probit_derivatives"]
-
 _LOG_2PI = math.log(2.0 * math.pi)
 _NUM_MODE_STEPS = 12
 

@@ -17,8 +17,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["TruncatedNormal", "erfcx", "horner", "inverse_mills_ratio", "log_ndtr", "truncated_normal"]
-
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 # Powers of (a - 7/2) / (a + 7/2), lowest first: Chebyshev interpolants computed in 50-digit arithmetic.

@@ -10,8 +10,6 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-__all__ = ["NormalInterval", "normal_interval"]
-
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 # Where the density is below e^-40 of its largest value in the interval, nothing is left to count.
 _DROP = 40.0

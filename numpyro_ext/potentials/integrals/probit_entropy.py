@@ -20,8 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["expected_probit_entropy", "probit_information"]
-
 _CENTER = 40.0
 _FURTHEST = 144.0
 """Square of the predictor from which on the density is below 1e-31."""

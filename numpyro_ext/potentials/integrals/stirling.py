@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-__all__ = ["log_beta", "log_binomial_coefficient", "log_gamma_remainder", "log_rising_coefficient", "stirling_error"]
-
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _TABLE = [0.0] + [math.lgamma(k + 1.0) - (k + 0.5) * math.log(k) + k - _HALF_LOG_2PI for k in range(1, 16)]
 

@@ -13,8 +13,6 @@ from jax.typing import ArrayLike
 
 from .normal import log_ndtr, truncated_normal
 
-__all__ = ["TruncatedByMoments", "truncated_by_moments"]
-
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _STEEPEST = -100.0
 """Location, in deviations from the bound, from which on a truncated normal is an exponential distribution to 1e-4."""

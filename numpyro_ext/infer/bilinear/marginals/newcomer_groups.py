@@ -13,8 +13,6 @@ from jax import Array
 from ....linalg.padding import cheapest_levels, places_within, rounded_up
 from ..algorithms.ratings.newcomers import Met, NewState
 
-__all__ = ["first_slots", "groups_of", "in_order", "only", "slots_of"]
-
 _MOST_GROUPS, _WORTH_GROUPS = 4, 2**16
 """Largest number of groups, and the number of empty slots from which on they pay for their compilation."""
 

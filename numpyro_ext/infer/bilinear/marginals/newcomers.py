@@ -27,8 +27,6 @@ from ..algorithms.ratings.side_hyper import prior_message
 from ..algorithms.ratings.variances import GammaMessage, Rule, gamma_of
 from .newcomer_groups import first_slots, groups_of, in_order, only, slots_of
 
-__all__ = ["Fitted", "Newcomers", "with_cells"]
-
 _DAMPING, _MOST_STEPS, _TOL = 0.9, 200, 1e-3
 _MOST_LATTICES = 3
 """Lattices for the noise, each around what the last one has found."""

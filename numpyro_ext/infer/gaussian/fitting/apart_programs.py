@@ -20,8 +20,6 @@ from ...hyper.evaluation import Evaluation, evaluation_and_held_fn
 from ...hyper.search import SearchState
 from ..algorithms.algorithm import Algorithm
 
-__all__ = ["ApartPrograms"]
-
 
 class ApartPrograms:
     """Compiled functions of ``(data, fixed, values, ...)`` for algorithms that know their evidence at the end of a fit.

@@ -8,8 +8,6 @@ from ....compilation.quick_jit import holds_little
 from ....structure import LatentGaussian
 from ..algorithms.modes.damped_newton import has_constant_curvature
 
-__all__ = ["FIT_COSTS", "FitCosts", "adds_much", "is_small"]
-
 _MOST_SMALL_NUMBERS, _FEW_FAMILIES = 20_000, 4
 """Numbers that fit in a tenth of a second, and families of factors from which more rows do, as the compiler takes
 longer for the sites of each than they take to run."""

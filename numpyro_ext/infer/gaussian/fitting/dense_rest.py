@@ -6,8 +6,6 @@ from ....structure import LatentGaussianReading, ModelStructureError
 from ...front.running.progress import warn
 from .costs import FitCosts
 
-__all__ = ["warn_of_dense_rest"]
-
 _MATRICES, _FLOPS_PER_SECOND = 10, 2e10
 """Matrices of what is left together that are alive at once, and the rate of LAPACK on one core."""
 

@@ -19,8 +19,6 @@ from ..algorithms.modes import laplace
 from ..algorithms.values import ExpectationPropagation, Laplace
 from .flat_directions import flat_direction, names_of_blocks
 
-__all__ = ["explain_failure", "not_finite_error"]
-
 _LARGEST_WEIGHT = 1e4
 """Second derivative of a log factor, beside which sums over hundreds of them leave a prior of variance one two digits
 in single precision."""

@@ -27,8 +27,6 @@ from .fitting_programs import MOST_CURVED, FittingPrograms
 from .flat_directions import check_flat_priors
 from .many import NOTHING_BEGUN, Begun
 
-__all__ = ["RunOptions", "check_skipped", "fit"]
-
 _LARGEST_CHUNK = 50
 _LARGEST_SKIPPED_FRACTION = 0.01
 

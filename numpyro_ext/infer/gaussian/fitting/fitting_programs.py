@@ -28,8 +28,6 @@ from .costs import FIT_COSTS, FitCosts, adds_much, is_small
 from .objective import Objective
 from .point_fit import PointFit
 
-__all__ = ["MOST_CURVED", "POINTS_PER_CALL", "FittingPrograms"]
-
 _MOST_QUICK_SCORES = 15_000
 """Blocks times hyperparameters, up to which second derivatives take less time than their optimisation."""
 _LEAST_HYPER = 8

@@ -19,8 +19,6 @@ from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 from ...front.results import at_values
 
-__all__ = ["check_flat_priors", "explain_prior_alone", "flat_direction", "names_of_blocks"]
-
 _NO_LENGTH = 1e-12
 """Length of a combination of columns of unit length below which it is zero up to rounding."""
 _PROPER = "dist.Normal(0, 10), or one that adds up to zero (dist.ZeroSumNormal)"

@@ -13,8 +13,6 @@ from ....potentials.elementwise import ElementwisePotential
 from ....structure import LatentGaussian, LatentGaussianReading
 from ..algorithms.posterior import prior_range
 
-__all__ = ["explain_kinks", "slope_jumps"]
-
 _GRID = np.linspace(-4.0, 4.0, 129)
 _NUM_HALVINGS = 24
 _SMALLEST = 1e-3

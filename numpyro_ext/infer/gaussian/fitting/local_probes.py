@@ -16,8 +16,6 @@ from ...hyper.evaluation import Evaluation
 from ...hyper.search import SearchState
 from ..algorithms.algorithm import Algorithm
 
-__all__ = ["with_local_probes"]
-
 FormFn = Callable[[Array], LatentGaussian]
 
 

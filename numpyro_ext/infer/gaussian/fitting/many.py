@@ -21,8 +21,6 @@ from ...hyper.space import UnconstrainedSpace
 from .costs import FitCosts
 from .fitting_programs import FittingPrograms
 
-__all__ = ["NOTHING_BEGUN", "Begun", "begin_together", "read_all", "refuse"]
-
 _LONGEST_TRACE = 500
 """Evaluations of a whole search whose objectives are kept; a search may make more."""
 _MOST_ROWS = 30_000

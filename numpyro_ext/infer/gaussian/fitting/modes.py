@@ -15,8 +15,6 @@ from ....potentials.pairs import PairPotential
 from ....structure import LatentGaussian, LatentGaussianReading, ModelStructureError
 from ..algorithms.posterior import prior_range
 
-__all__ = ["check_mixtures", "explain_two_modes", "valley_depths"]
-
 _BY_COLUMNS = (
     "If columns of zeros and ones among the data decide which, choose by jnp.where(column == 1, one, other): then each "
     "observation sees one regression, and there is one mode."

@@ -18,8 +18,6 @@ from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
 from .local_probes import with_local_probes
 
-__all__ = ["Objective"]
-
 
 class Objective:
     """Log evidence and log prior of the hyperparameters, as functions of ``(data, fixed, values, ...)``.

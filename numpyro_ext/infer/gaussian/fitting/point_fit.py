@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-__all__ = ["PointFit"]
-
 
 class PointFit(NamedTuple):
     """The fit of the field at one point of the hyperparameters."""

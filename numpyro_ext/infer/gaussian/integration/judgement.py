@@ -14,18 +14,6 @@ from ...hyper.space import UnconstrainedSpace
 from ..fitting.point_fit import PointFit
 from .mixture_marginals import MarginalMixture
 
-__all__ = [
-    "LARGEST_RISE",
-    "bent_message",
-    "highest_above_mode",
-    "judge_normal",
-    "judge_points",
-    "judge_ratios",
-    "judge_spreads",
-    "judge_tails",
-    "opposite_mode",
-]
-
 LARGEST_RISE = 0.1
 """Rise of the log density above the mode that says that there is another mode."""
 _LEAST_SHARE = 0.5

@@ -36,8 +36,6 @@ from ..prior import FlatPrior, PriorBlock
 from ..recurrences import has_short_states, known_of_states, run_backward, run_forward
 from .one_block import OneBlock
 
-__all__ = ["StatePosterior", "StateSpace"]
-
 _LARGEST_WRITTEN_OUT = 8
 """Unknowns of a block at most that is factorised together with all others."""
 

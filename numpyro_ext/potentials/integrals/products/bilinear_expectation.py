@@ -26,8 +26,6 @@ from jax.custom_derivatives import SymbolicZero
 from ...moments import LogFactor
 from .characteristic_function import Canonical, Spectrum, Window, in_chunks, integrate, with_all_blocks
 
-__all__ = ["ExpectedBilinearLogDensity", "ProductPredictor", "expected_bilinear_log_density", "expected_bilinear_value"]
-
 
 class ProductPredictor(NamedTuple):
     r"""Predictors :math:`\eta = e + u^\top w + g^\top q + \varepsilon` with :math:`u \sim N(a, A)`,

@@ -22,8 +22,6 @@ from ...moments import LogFactor
 
 _Tree = TypeVar("_Tree")
 
-__all__ = ["Canonical", "Spectrum", "Window", "find_window", "in_chunks", "integrate", "with_all_blocks"]
-
 # What factors are taken to be analytic in, to either side of the real line.
 _STRIP = 2.5
 _CHUNK = 128

@@ -25,17 +25,6 @@ from jax.typing import ArrayLike
 from ....linalg.cholesky import cholesky, solve_lower
 from ....linalg.short_axes import reduce_short
 
-__all__ = [
-    "ProductExpectation",
-    "diagonal_product_expectation",
-    "log_expected_exp_product",
-    "log_expected_exp_product_diagonal",
-    "product_expectation",
-    "product_moments",
-    "semidefinite_root",
-    "spectral_radius",
-]
-
 
 class ProductExpectation(NamedTuple):
     r"""Log of :math:`E\, e^{u^\top v}`, and moments of ``v`` under the weight :math:`e^{u^\top v}`.

@@ -12,8 +12,6 @@ from jax import Array, lax
 from ....linalg.in_range import rows_of
 from ....linalg.padding import chunked
 
-__all__ = ["for_few_rows"]
-
 _Result = TypeVar("_Result")
 
 

@@ -23,17 +23,6 @@ from jax.typing import ArrayLike
 from ....linalg.cholesky import cholesky, cholesky_solve, inverse_lower
 from ....linalg.short_axes import times_vector
 
-__all__ = [
-    "LARGEST_LATTICE_DIMENSION",
-    "Cavities",
-    "LatticeMoments",
-    "Place",
-    "cavities",
-    "decay",
-    "lattice_moments",
-    "mode",
-]
-
 LARGEST_LATTICE_DIMENSION = 3
 """Predictors up to which a lattice is summed: four thousand nodes for a cavity of variance one."""
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["LineRule", "gauss_hermite", "trapezoidal"]
-
 _ENDS = 1e3
 """Times that less mass is allowed at the ends than what moments may change by with a half of the nodes."""
 

@@ -19,8 +19,6 @@ from jax.scipy.special import logsumexp
 
 from ...vector import VectorTiltedMoments
 
-__all__ = ["NUM_OUTER", "Slice", "expectation", "tilted_moments"]
-
 Slice = Callable[[Array, Array], Array]
 """Log factors of the inner and the outer predictor, each of the shape of the factors."""
 

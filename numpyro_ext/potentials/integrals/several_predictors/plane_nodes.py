@@ -25,8 +25,6 @@ from ..tilted.tilted_moments import sum_over_nodes
 from .few_rows import for_few_rows
 from .line_rules import LineRule, gauss_hermite, trapezoidal
 
-__all__ = ["Chosen", "PlaneFactors", "on_plane_nodes"]
-
 _LOG_2PI = math.log(2.0 * math.pi)
 _MOST_CLIMBS = 30
 _LONGEST_CLIMB = 3.0

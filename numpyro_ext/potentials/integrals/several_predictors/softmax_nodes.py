@@ -41,8 +41,6 @@ from .lattice_around_mode import (
 )
 from .line_rules import LineRule, trapezoidal
 
-__all__ = ["LARGEST_SOFTMAX_DIMENSION", "softmax_moments"]
-
 _Parts = TypeVar("_Parts")
 _Result = TypeVar("_Result")
 

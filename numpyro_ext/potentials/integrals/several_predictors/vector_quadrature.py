@@ -17,8 +17,6 @@ from jax import Array, lax
 
 from ....linalg.cholesky import cholesky, cholesky_solve, inverse_lower
 
-__all__ = ["LARGEST_TENSOR_DIMENSION", "difference_expectation", "gaussian_rule", "log_concave_normaliser"]
-
 LARGEST_TENSOR_DIMENSION = 3
 # Gauss-Hermite nodes on each axis.
 _NUM_NODES = {0: 1, 1: 100, 2: 64, 3: 32}

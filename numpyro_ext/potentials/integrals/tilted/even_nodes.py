@@ -15,8 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["NUM_NODES", "EvenNodes", "FewNodes", "even_nodes", "few_nodes", "mode_and_width"]
-
 NUM_NODES = 65
 """An odd number: every second node is a rule with the same ends."""
 _MAX_ROUNDS = 6

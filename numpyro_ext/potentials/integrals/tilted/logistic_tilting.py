@@ -17,8 +17,6 @@ from .tilted_moments import sum_over_nodes, tilted_moments_unless_wide
 from .tilted_site import with_site
 from .tilted_window import Cavity
 
-__all__ = ["LogisticFactor", "LogisticView", "Sigmoid", "logistic_tilted_moments", "sigmoid"]
-
 _NARROW = 16.0
 # Gauss-Hermite rules up to variances of one, whose errors stay below 1e-13 (against sums over many more nodes).
 _NUM_NODES = (8, 12, 16, 20, 24, 28, 32, 36, 40)

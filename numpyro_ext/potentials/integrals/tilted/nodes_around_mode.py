@@ -15,8 +15,6 @@ from .tilted_moments import sum_over_nodes
 from .tilted_site import with_site
 from .tilted_window import Cavity
 
-__all__ = ["NARROW", "AroundMode", "Nodes", "falls_of_counts", "moments_around_mode", "nodes_of_counts"]
-
 NARROW = 4.0
 """The widest cavity variance for which there are :func:`nodes_of_counts`."""
 

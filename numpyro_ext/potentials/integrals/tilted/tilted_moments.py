@@ -24,14 +24,6 @@ from .even_nodes import NUM_NODES, even_nodes, few_nodes, mode_and_width
 from .tilted_site import with_site
 from .tilted_window import Cavity, Piece, Segments, log_concave_mode, segments, two_pieces
 
-__all__ = [
-    "broadcast_to_factors",
-    "gaussian_expectation",
-    "sum_over_nodes",
-    "tilted_moments",
-    "tilted_moments_unless_wide",
-]
-
 _LOG_2PI = math.log(2.0 * math.pi)
 _CHUNK, _LEAST_CHUNKS = 2048, 2
 _NUM_BLOCKS = 5

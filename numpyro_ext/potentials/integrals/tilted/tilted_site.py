@@ -9,8 +9,6 @@ from jax import Array
 from ...moments import TiltedMoments
 from .tilted_window import Cavity
 
-__all__ = ["with_site"]
-
 
 def with_site(
     log_z: Array, shift: Array, tilted_variance: Array, slope: Array, shrinkage: Array, cavity: Cavity

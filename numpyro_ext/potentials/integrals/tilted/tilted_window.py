@@ -14,8 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-__all__ = ["Cavity", "Piece", "Segments", "log_concave_mode", "nearest_large", "segments", "two_pieces"]
-
 _NUM_NEWTON_STEPS = 60
 _NUM_BISECTIONS = 8
 _NUM_SCALES = 22

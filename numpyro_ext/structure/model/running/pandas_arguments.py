@@ -12,8 +12,6 @@ import numpy as np
 from ...errors import ModelStructureError, Reason
 from .execution import ModelCall
 
-__all__ = ["check_rows", "is_pandas", "run_or_with_arrays", "with_arrays"]
-
 _Result = TypeVar("_Result")
 _FAILURES = (AssertionError, IndexError, TypeError, ValueError)
 """Errors that models raise on arguments that they do not work with, and those that readings make of them."""

@@ -15,8 +15,6 @@ from .cuts import level_probabilities
 from .newcomers import Met, NewState, learned, log_evidence, seen_without_own
 from .variances import GammaMessage, Rule, gamma_reach
 
-__all__ = ["Integrated", "integrated"]
-
 _NUM_NODES = 16
 _DROP = 12.0
 """Logs below the peak of the density of the precision that nodes reach."""

@@ -25,18 +25,6 @@ from . import cuts as cut_points
 from .noise import Levels, levels_heard, noise_variances
 from .variances import GammaMessage, Rule, gamma_of
 
-__all__ = [
-    "Met",
-    "NewState",
-    "information",
-    "known",
-    "learned",
-    "log_evidence",
-    "predictive",
-    "seen_without_own",
-    "start",
-]
-
 _MOST_STEPS = 200
 _DAMPING = 0.7
 _LEAST_OF_PRIOR = 0.5

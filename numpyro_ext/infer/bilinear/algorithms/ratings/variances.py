@@ -11,8 +11,6 @@ from jax import Array, lax
 from .....structure.bilinear.noisy.form import NoisyBilinear, Scale
 from ..messages import Moments
 
-__all__ = ["GammaMessage", "Rule", "gamma_of", "gamma_reach", "matched_gamma", "share_of_way", "updated_gammas"]
-
 Rule = Literal["quadrature", "variational", "mean", "mode"]
 _COARSE, _NUM_NODES = 16, 48
 _REACH = 25.0

@@ -33,8 +33,6 @@ from .....structure.latent_gaussian.form import AffineMap
 from ..posterior import GaussianPosterior
 from .tilting import cavities, with_broad_cavities
 
-__all__ = ["LARGEST_ROWS", "Correction", "correction", "tilted_cumulants"]
-
 LARGEST_ROWS = 5000
 """Predictors whose correlations are held at once: 200 MB in double precision."""
 

@@ -15,8 +15,6 @@ from .....structure.latent_gaussian import LatentGaussian, joined
 from ..posterior import gaussian_prior
 from .tilting import Tilted, tilt, without_sites
 
-__all__ = ["evidence_at", "exceeds_one", "has_flat", "is_coupled", "log_evidence"]
-
 _MOST_EXCESS = 1.0
 """Nats by which an approximate log probability may be above zero."""
 

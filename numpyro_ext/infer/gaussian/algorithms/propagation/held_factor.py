@@ -29,8 +29,6 @@ from .evidence_of_sites import evidence_at
 from .opening import State
 from .tilting import propose, tilt
 
-__all__ = ["Looked", "look_ahead", "may_look_ahead", "with_space", "without_space"]
-
 _FIRST_CHORD = 0.5
 """Change of means, in deviations, below which factors are asked again."""
 

@@ -25,8 +25,6 @@ from .....structure.latent_gaussian import LatentGaussian
 from .expectation_propagation import State
 from .tilting import cavities
 
-__all__ = ["localised"]
-
 _MOST_COORDINATES = 12
 """Largest number of coordinates of a factor: cavity mean and variance, and numbers among its parameters. Integrals
 go with its square."""

@@ -23,8 +23,6 @@ from .....structure.latent_gaussian import LatentGaussian
 from ..posterior import gaussian_prior
 from .tilting import propose, tilt
 
-__all__ = ["newton_sites"]
-
 _MOST_STEPS = 6
 _NUM_PRODUCTS = 10
 """Products of GMRES for each step: two digits, as many as the next step can use."""

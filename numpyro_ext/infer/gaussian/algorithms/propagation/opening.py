@@ -19,20 +19,6 @@ from ..posterior import gaussian_prior
 from .evidence_of_sites import has_flat
 from .tilting import is_log_concave, without_sites
 
-__all__ = [
-    "Info",
-    "State",
-    "before_opening",
-    "change_of_sites",
-    "in_deviations",
-    "init",
-    "is_proper",
-    "opened",
-    "refresh",
-    "refresh_and_hold",
-    "sites_of",
-]
-
 _BROAD = 1e12
 """Variance of a cavity that has no say in where a factor finds its datum, for data up to a million units."""
 

@@ -11,8 +11,6 @@ from .....linalg.gaussian.marginals import Marginals
 from .....structure.latent_gaussian import LatentGaussian
 from .tilting import propose, tilt, with_broad_cavities
 
-__all__ = ["sweep_sequentially"]
-
 
 def sweep_sequentially(
     form: LatentGaussian, prior: LinearGaussian, precision: Array, shift: Array, size: Array, power: ArrayLike

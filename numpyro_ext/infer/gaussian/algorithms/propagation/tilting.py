@@ -21,18 +21,6 @@ from .....potentials import Potential
 from .....potentials.vector_rows import VectorRows, vector_factors
 from .....structure.latent_gaussian import LatentGaussian
 
-__all__ = [
-    "Tilted",
-    "cavities",
-    "is_log_concave",
-    "least_precision",
-    "loses_cavity",
-    "propose",
-    "tilt",
-    "with_broad_cavities",
-    "without_sites",
-]
-
 
 class Tilted(NamedTuple):
     """Tilted moments of each row's factor, with safe numbers where there is no cavity."""
