@@ -50,6 +50,7 @@ class PairPotential(VectorPotential):
     :param bool is_gaussian: whether the logarithm is quadratic in that one.
     :param bool is_mixture: whether a factor is the sum of a function of one predictor and one of the other, as the
         density of an observation that belongs to one of two regressions: posteriors then have several modes.
+    :param bool is_brief: whether tilted moments are left without a number where nodes around a guess do not serve.
     :param columns: ``columns(first, second, *args)``, the same function of the two predictors as arrays ``(n,)`` of
         their own. Nodes that share one of them then share what is computed of that one alone.
     :param bool has_own_args: whether each array of ``args`` has one element for all factors, or one for each that no
@@ -72,6 +73,7 @@ class PairPotential(VectorPotential):
     is_mixture: bool = dataclasses.field(default=False, metadata={"static": True})
     has_own_args: bool = dataclasses.field(default=False, metadata={"static": True})
     columns: Callable[..., Array] | None = dataclasses.field(default=None, metadata={"static": True})
+    is_brief: bool = dataclasses.field(default=False, metadata={"static": True})
 
     has_tilted_moments = True
     is_lower_bound = True
@@ -100,12 +102,17 @@ class PairPotential(VectorPotential):
         return value, jnp.stack([slopes[0], slopes[2]], -1), hessian
 
     def tilted_moments(self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike = 1.0) -> VectorTiltedMoments:
-        return self.tilted_moments_near(mean, covariance, power, mean)
+        return self.tilted_moments_near(mean, covariance, power, mean, covariance)
 
     def tilted_moments_near(
-        self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike, near: ArrayLike
+        self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike, near: ArrayLike, spread: ArrayLike
     ) -> VectorTiltedMoments:
-        return _tilted_moments(self, jnp.asarray(mean), jnp.asarray(covariance), power, jnp.asarray(near))
+        given = (jnp.asarray(part) for part in (mean, covariance, near, spread))
+        return _tilted_moments(self, *given, power)
+
+    def in_brief(self) -> PairPotential:
+        """Without steps to modes and nested integrals, which take long to compile and serve few factors, if any."""
+        return self if self.is_gaussian else dataclasses.replace(self, is_brief=True)
 
     def chosen(self, rows: Array, num_factors: int) -> _Chosen:
         """Factors with these numbers out of ``num_factors``, at most as many, of those that have own arguments."""
@@ -163,7 +170,7 @@ def _twice(function: Callable[[Array], Array], at: Array, one: Array, other: Arr
 
 @jax.jit  # traced once, for moments and for derivatives of the log normaliser alone
 def _tilted_moments(
-    factors: PairPotential, mean: Array, covariance: Array, power: ArrayLike, near: Array
+    factors: PairPotential, mean: Array, covariance: Array, near: Array, spread: Array, power: ArrayLike
 ) -> VectorTiltedMoments:
     """By even nodes where they can be trusted, and one predictor after the other elsewhere, and where the inner
     integral is known in closed form."""
@@ -172,7 +179,10 @@ def _tilted_moments(
         return _nested_moments(factors, factors, mean, covariance, power, 1)
     number = len(power)
     choose = partial(factors.chosen, num_factors=number) if factors.has_own_args else None
-    found, is_trusted = on_plane_nodes(factors, mean, covariance, power, choose, near)
+    given_spread = spread if factors.is_brief else None
+    found, is_trusted = on_plane_nodes(factors, mean, covariance, power, choose, near, given_spread)
+    if factors.is_brief:  # a product, so that derivatives are no numbers either
+        return found._replace(log_z=found.log_z * jnp.where(is_trusted, 1.0, jnp.nan))
     size = number if choose is None else max(1, number // NUM_OUTER)
     copies = number // size
 

@@ -87,13 +87,19 @@ class VectorPotential:
         raise NotImplementedError(f"{type(self).__name__} has {self.dimension} predictors: no tilted moments.")
 
     def tilted_moments_near(
-        self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike, near: ArrayLike
+        self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike, near: ArrayLike, spread: ArrayLike
     ) -> VectorTiltedMoments:
         r"""The same, where it is known about where the tilted densities are: the nearer, the less work for some rules.
 
         :param ArrayLike near: guesses of their means, shape ``(..., K)``. Results do not depend on them.
+        :param ArrayLike spread: guesses of their covariances, shape ``(..., K, K)``.
         """
         return self.tilted_moments(mean, covariance, power)
+
+    def in_brief(self) -> VectorPotential:
+        """The same factors with moments by quick rules alone, whose ``log_z`` is nan where these do not serve; itself
+        where it has no others."""
+        return self
 
     def log_normaliser(self, mean: ArrayLike, covariance: ArrayLike) -> Array:
         r"""Log predictive density :math:`\log \int t_i(\eta) N(\eta \mid m, V)\, d\eta` of shape ``(...)``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 import jax.numpy as jnp
@@ -141,3 +142,21 @@ def vector_factors(potential: Potential) -> tuple[VectorRows, Array | float | No
 def has_vector_factors(potentials: Iterable[Potential]) -> bool:
     """True if some of these have factors of several predictors."""
     return any(vector_factors(potential) is not None for potential in potentials)
+
+
+def in_brief(potentials: Iterable[Potential]) -> tuple[Potential, ...] | None:
+    """The same factors with tilted moments by quick rules alone, which are nan where these do not serve; ``None`` where
+    there are no others. See :meth:`VectorPotential.in_brief`."""
+    before = tuple(potentials)
+    found = tuple(map(_in_brief, before))
+    return found if any(new is not old for new, old in zip(found, before, strict=True)) else None
+
+
+def _in_brief(factors: Potential) -> Potential:
+    if isinstance(factors, VectorRows):
+        quick = factors.base.in_brief()
+        return factors if quick is factors.base else dataclasses.replace(factors, base=quick)
+    if isinstance(factors, TemperedPotential):
+        base = _in_brief(factors.base)
+        return factors if base is factors.base else dataclasses.replace(factors, base=base)
+    return factors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,12 @@ def _by_grid(log_factors, mean, covariance):
     return log_z, mean + triangle @ center, triangle @ spread @ triangle.T
 
 
+@cache
+def _expected(i):
+    """Moments of a case by the grid."""
+    return _by_grid(lambda e: _log_factors(e, KIND[i], Y[i], np), MEAN[i], COVARIANCE[i])
+
+
 def _factors(kind, y, has_own_args=False):
     return PairPotential(_log_factors, (jnp.asarray(kind), jnp.asarray(y)), has_own_args=has_own_args)
 
@@ -86,7 +92,7 @@ def test_what_is_trusted_is_right_and_what_hides_is_not_trusted():
     is_trusted = np.asarray(is_trusted)
     tolerance = {"kink": 1e-4 if IS_DOUBLE else 1e-3, "spike": 1e-4}
     for i in np.flatnonzero(is_trusted):
-        log_z, mean, covariance = _by_grid(lambda e, i=i: _log_factors(e, KIND[i], Y[i], np), MEAN[i], COVARIANCE[i])
+        log_z, mean, covariance = _expected(i)
         deviation = np.sqrt(np.diagonal(covariance))
         limit = tolerance.get(KINDS[KIND[i]], 2e-7) if IS_DOUBLE else 2e-3
         assert abs(moments.log_z[i] - log_z) < limit, (KINDS[KIND[i]], i)
@@ -215,6 +221,39 @@ def test_where_modes_are_looked_for_and_columns_of_their_own_change_no_moments()
         assert np.sum(both) > 0.9 * np.sum(is_trusted)
         for one_way, other in zip(expected[:3], found[:3], strict=True):
             np.testing.assert_allclose(one_way[both], other[both], rtol=1e-6, atol=3e-7)
+
+
+@pytest.mark.thorough
+@pytest.mark.float32
+def test_moments_in_brief_are_right_from_any_guess_or_no_numbers():
+    def log_z(y, near, spread):
+        factors = _factors(KIND, y, has_own_args=True).in_brief()
+        found = factors.tilted_moments_near(jnp.asarray(MEAN), jnp.asarray(COVARIANCE), 1.0, near, spread)
+        return jnp.sum(found.log_z), found
+
+    compute = jax.jit(jax.grad(log_z, has_aux=True))
+    deviation = np.sqrt(np.diagonal(COVARIANCE, axis1=1, axis2=2))
+    guesses = (MEAN, COVARIANCE), (MEAN + deviation * [0.4, -0.4], 0.6 * COVARIANCE), (MEAN + 30.0, 1e-3 * COVARIANCE)
+    served = []
+    for near, spread in guesses:
+        slope, found = compute(*(jnp.asarray(x, float) for x in (Y, near, spread)))
+        is_known = np.isfinite(found.log_z)
+        # no derivative is told of what is not known; some factors do not depend on their data
+        assert np.all(np.isfinite(slope[is_known]))
+        assert np.all(np.isnan(slope[~is_known]) | (slope[~is_known] == 0.0))
+        assert not np.all(is_known)
+        for i in np.flatnonzero(is_known):
+            log_z, mean, covariance = _expected(i)
+            scale = np.sqrt(np.diagonal(covariance))
+            limit = {"kink": 1e-4 if IS_DOUBLE else 1e-3, "spike": 1e-4}.get(KINDS[KIND[i]], 2e-7)
+            limit = limit if IS_DOUBLE else max(limit, 2e-3)
+            assert abs(found.log_z[i] - log_z) < limit, (KINDS[KIND[i]], i)
+            assert np.all(np.abs(found.mean[i] - mean) < limit * scale), (KINDS[KIND[i]], i)
+            assert np.all(np.abs(found.covariance[i] - covariance) < limit * np.outer(scale, scale)), i
+        served.append(is_known)
+    assert np.mean(served[0][KIND < 2]) > 0.7
+    assert np.mean(served[1][KIND < 2]) > 0.7
+    assert not np.any(served[0][(KIND == 4) & (COVARIANCE[:, 0, 0] >= 0.25) & (Y == 2.0)])
 
 
 def test_sums_of_rules_on_lines_say_what_they_miss():

@@ -252,10 +252,10 @@ class SoftmaxPotential(LogSumExpPotential):
 
         :raises NotImplementedError: for more than six categories.
         """
-        return self.tilted_moments_near(mean, covariance, power, mean)
+        return self.tilted_moments_near(mean, covariance, power, mean, covariance)
 
     def tilted_moments_near(
-        self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike, near: ArrayLike
+        self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike, near: ArrayLike, spread: ArrayLike
     ) -> VectorTiltedMoments:
         if not self.has_tilted_moments:
             return VectorPotential.tilted_moments(self, mean, covariance, power)

@@ -169,6 +169,12 @@ class Algorithm(ABC):
         """
         return False
 
+    def in_brief(self, form: LatentGaussian) -> LatentGaussian | None:
+        """The form with factors that take less time to compile, if the algorithm knows of any whose fits say where they
+        do not serve: by factors that kept their old values, or an objective or a gradient that is no number. The form
+        itself is asked there."""
+        return None
+
     @property
     def has_second_derivatives(self) -> bool:
         """True if it knows :meth:`complete_derivatives` and :meth:`missing_derivatives`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from jax import Array
 
-from ....potentials.vector_rows import has_vector_factors
+from ....potentials.vector_rows import has_vector_factors, in_brief
 from ....structure.latent_gaussian import LatentGaussian
 from .algorithm import Algorithm, NearForms
 from .fit_info import FitInfo
@@ -109,6 +109,10 @@ class ExpectationPropagation(Algorithm):
 
     def has_long_sweeps(self, form: LatentGaussian) -> bool:
         return has_vector_factors(form.potentials)
+
+    def in_brief(self, form: LatentGaussian) -> LatentGaussian | None:
+        brief = in_brief(form.potentials) if _holds(self, ExpectationPropagation) else None
+        return None if brief is None else form._replace(potentials=brief)
 
     def localised(self, form: LatentGaussian, state: expectation_propagation.State) -> NearForms | None:
         return local_factors.localised(form, state, power=self.power)

@@ -2,11 +2,14 @@
 
 The first takes its time to run, and is optimised. The second sees little, such as parameters of columns, or runs once
 for each fit, but is long: to optimise it takes longer than all its calls.
+
+Where an algorithm knows a form in brief, what few fits need beyond it is compiled for the first of these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,6 +28,7 @@ class ApartPrograms:
     """Compiled functions of ``(data, fixed, values, ...)`` for algorithms that know their evidence at the end of a fit.
 
     :param Algorithm algorithm: with :meth:`~.Algorithm.solve_and_hold` and :meth:`~.Algorithm.held_evidence`.
+    :param LatentGaussian form: of shapes alone.
     :param form_at: from data and fixed hyperparameters to the form as a function of the others, unconstrained.
     :param log_prior: of data, fixed and the others.
     :param int num_steps: of one fit at most.
@@ -34,6 +38,7 @@ class ApartPrograms:
     def __init__(
         self,
         algorithm: Algorithm,
+        form: LatentGaussian,
         form_at: Callable[[Any, dict[str, Array]], Callable[[Array], LatentGaussian]],
         log_prior: Callable[[Any, dict[str, Array], Array], Array],
         num_steps: int,
@@ -41,7 +46,11 @@ class ApartPrograms:
     ) -> None:
         self._tol = np.asarray(tol, jnp.result_type(float))
         self._algorithm, self._form_at, self._log_prior, self._num_steps = algorithm, form_at, log_prior, num_steps
-        self._solve = quick_jit(self._solution)
+        self._has_brief = algorithm.in_brief(form) is not None
+        self._solve_briefly = quick_jit(partial(self._solution, is_brief=True))
+        self._slope_briefly = quick_jit(partial(self._evaluation, is_brief=True), is_small=True)
+        # asked by few fits of few models
+        self._solve = quick_jit(self._solution, is_small=self._has_brief)
         self._slope = quick_jit(self._evaluation, is_small=True)
         self._complete = quick_jit(self._complete_derivatives, is_small=True)
         self._missing = quick_jit(self._missing_derivatives)
@@ -49,7 +58,17 @@ class ApartPrograms:
     def evaluate(
         self, data: object, fixed: dict[str, Array], values: Array, state: object, tol: Any, with_gradient: bool = True
     ) -> tuple[Evaluation, Any]:
-        """The objective of a search, and what the fit of the field has at hand at its end."""
+        """The objective of a search, and what the fit of the field has at hand at its end: of the form in brief, if
+        that serves all factors there, and otherwise of the form itself, from where the other ended."""
+        if self._has_brief:
+            solution = self._solve_briefly(data, fixed, values, state, tol)
+            info = jax.device_get(solution[1])  # NumPy compiles nothing
+            if np.isfinite(info.objective) and not info.skipped.any():
+                found = self._slope_briefly(data, fixed, values, solution, with_gradient)
+                if np.isfinite(np.asarray(found.gradient)).all():
+                    return found, solution[2]
+            if np.isfinite(info.max_change):
+                state = solution[0]
         solution = self._solve(data, fixed, values, state, tol)
         return self._slope(data, fixed, values, solution, with_gradient), solution[2]
 
@@ -62,15 +81,36 @@ class ApartPrograms:
         complete, slopes = self._complete(data, fixed, values, state, held)
         return complete, self._missing(data, fixed, values, state, held, slopes, is_rough)
 
-    def _solution(self, data: object, fixed: dict[str, Array], values: Array, state: object, tol: Any) -> Any:
-        form = self._form_at(data, fixed)(values)
+    def _form_fn(self, data: object, fixed: dict[str, Array], is_brief: bool) -> Callable[[Array], LatentGaussian]:
+        form_at = self._form_at(data, fixed)
+        if not is_brief:
+            return form_at
+
+        def in_brief(values: Array) -> LatentGaussian:
+            form = self._algorithm.in_brief(form_at(values))
+            assert form is not None  # as of its shapes
+            return form
+
+        return in_brief
+
+    def _solution(
+        self, data: object, fixed: dict[str, Array], values: Array, state: object, tol: Any, *, is_brief: bool = False
+    ) -> Any:
+        form = self._form_fn(data, fixed, is_brief)(values)
         return self._algorithm.solve_and_hold(form, state, num_steps=self._num_steps, tol=tol)
 
     def _evaluation(
-        self, data: object, fixed: dict[str, Array], values: Array, solution: Any, with_gradient: bool | Array
+        self,
+        data: object,
+        fixed: dict[str, Array],
+        values: Array,
+        solution: Any,
+        with_gradient: bool | Array,
+        *,
+        is_brief: bool = False,
     ) -> Evaluation:
         evaluate = evaluation_and_held_fn(
-            form_fn=self._form_at(data, fixed),
+            form_fn=self._form_fn(data, fixed, is_brief),
             log_prior_fn=lambda x: self._log_prior(data, fixed, x),
             solve_fn=lambda form, state: solution,
             log_evidence_fn=self._algorithm.held_evidence,

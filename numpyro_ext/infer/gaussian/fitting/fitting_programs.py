@@ -102,7 +102,7 @@ class FittingPrograms(Objective):
             self._second_derivatives, is_small=self.is_small and num_scores <= _MOST_QUICK_SCORES
         )
         if self._evaluates_apart and form.num_rows <= costs.most_rows_apart:
-            apart = ApartPrograms(algorithm, self.form_at, self.log_prior, self._num_steps, self.tol)
+            apart = ApartPrograms(algorithm, form, self.form_at, self.log_prior, self._num_steps, self.tol)
             self._evaluate_alone, self.second_derivatives = apart.evaluate, apart.second_derivatives
         self._fits_alone = quick_jit(
             self._fits,

@@ -83,6 +83,8 @@ class _Climb(NamedTuple):
     is_there: Array
 
 
+_HIGHEST = 80.0
+"""Nats above the place that heights are measured from, which exponentials of single precision can hold."""
 _TOLERANCE = 1e-4
 """Allowed size of sums that are nothing where a rule is right, in units of the mass and of the deviations."""
 _REACH = 7.0
@@ -122,6 +124,7 @@ def on_plane_nodes(
     power: Array,
     chosen: Chosen | None = None,
     near: Array | None = None,
+    spread: Array | None = None,
 ) -> tuple[VectorTiltedMoments, Array]:
     r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, C)`, and where they can be trusted: to ``1e-7`` of a standard
     deviation for smooth factors in double precision, to about ``1e-4`` where a factor has a kink that the nodes
@@ -142,11 +145,14 @@ def on_plane_nodes(
     :param Array power: the exponent of the factors, shape ``(n,)``.
     :param chosen: makes the factors of some rows, at most ``n``.
     :param near: where the modes are looked for first, shape ``(n, 2)``; the cavity means otherwise.
+    :param spread: guesses of the covariances of the tilted densities, shape ``(n, 2, 2)``, whose means ``near`` then
+        guesses: the first nodes are laid by these, and no modes are looked for. Marginals of EP are such guesses.
     """
     order = factors.outer_first
     cavities = _Cavities(mean[..., order], _ordered(covariance, order), power)
     frozen, fixed = lax.stop_gradient((factors, cavities))
     triangle = _triangle(fixed.covariance)
+    exponents = cavities.exponents(factors)
 
     def climbed(z: Array) -> tuple[Array, Array, Array]:
         """Logarithm of the tilted density, its gradient and minus its Hessian."""
@@ -160,20 +166,26 @@ def on_plane_nodes(
     if near is not None:  # not further than a mode is looked for
         away = _solve(triangle, lax.stop_gradient(near)[..., order] - fixed.mean)
         start = jnp.where(jnp.sum(jnp.square(away), axis=-1, keepdims=True) < _FARTHEST**2, away, 0.0)
-    frame, height = lax.stop_gradient(_around_mode(climbed, start))
-    first = _sums(cavities.exponents(factors), height, frame, _SHORT, 1)
+    if spread is None:
+        frame, height = lax.stop_gradient(_around_mode(climbed, start))
+    else:
+        frame = lax.stop_gradient(_Frame(start, _solve_each(triangle, _triangle(_ordered(spread, order)))))
+        center = frame.center.T
+        height = lax.stop_gradient(exponents(center[0][None], center[1][None, None])[0, 0])
+        height = jnp.where(jnp.isfinite(height), height, 0.0)
+    first = _sums(exponents, height, frame, _SHORT, 1)
     found = _Found(frame, first, jnp.full_like(height, _REACH))
     size, copies = _batches(len(power)) if chosen is not None else (len(power), 1)
 
     def again(rows: Array) -> tuple[VectorTiltedMoments, Array]:
         own, before, top = rows_of((cavities, found, height), rows)
         repeated = jnp.tile(rows, copies)
-        exponents = own.exponents(factors if chosen is None else chosen(repeated))
-        closer = _improved(exponents, top, before, ~before.sums.is_trusted, _MIDDLE, copies)
+        of_own = own.exponents(factors if chosen is None else chosen(repeated))
+        closer = _improved(of_own, top, before, ~before.sums.is_trusted, _MIDDLE, copies)
         # a narrow density is to be known further out
         needs = ~closer.sums.is_trusted | _is_narrow(before.frame)
-        frame, sums, reach = _improved(exponents, top, closer, needs, _LONG, copies)
-        is_alone = lax.stop_gradient(_is_alone(exponents, top, frame, reach, copies)) | ~_is_narrow(frame)
+        frame, sums, reach = _improved(of_own, top, closer, needs, _LONG, copies)
+        is_alone = lax.stop_gradient(_is_alone(of_own, top, frame, reach, copies)) | ~_is_narrow(frame)
         return _moments(own, top, frame, sums), sums.is_trusted & is_alone
 
     served = _moments(cavities, height, frame, first), first.is_trusted
@@ -300,7 +312,7 @@ def _sums(exponents: _Exponents, height: Array, frame: _Frame, rule: LineRule, c
         position, weight = lines
         outer = frame.center[:, 0] + axes[:, 0, 0] * position[:, None]
         inner = frame.center[:, 1] + axes[:, 1, 0] * position[:, None] + axes[:, 1, 1] * along
-        density = jnp.exp(jnp.minimum(exponents(outer, inner) - height, 80.0))
+        density = jnp.exp(jnp.minimum(exponents(outer, inner) - height, _HIGHEST))
         of_lines = jnp.tensordot(weights, density, axes=(0, 0))
         return (jnp.einsum("ci,jcn->ijn", weight, of_lines),)
 
@@ -316,7 +328,9 @@ def _sums(exponents: _Exponents, height: Array, frame: _Frame, rule: LineRule, c
     held, spread = lax.stop_gradient((jnp.abs(parts), covariance))
     rest = jnp.maximum(jnp.max(held[3:], axis=(0, 1)), jnp.max(held[:, 3:], axis=(0, 1)))
     least = jnp.minimum(1.0, jnp.minimum(spread[:, 0, 0], spread[:, 1, 1]))
-    return _Sums(jnp.log(total), mean, covariance, rest < _TOLERANCE * least)
+    log_total = jnp.log(total)
+    is_trusted = (rest < _TOLERANCE * least) & (lax.stop_gradient(log_total) < 0.5 * _HIGHEST)
+    return _Sums(log_total, mean, covariance, is_trusted)
 
 
 def _recentred(frame: _Frame, found: _Sums) -> _Frame:
@@ -357,6 +371,11 @@ def _triangle(covariance: Array) -> Array:
 def _solve(triangle: Array, vector: Array) -> Array:
     first = vector[..., 0] / triangle[:, 0, 0]
     return jnp.stack([first, (vector[..., 1] - triangle[:, 1, 0] * first) / triangle[:, 1, 1]], axis=-1)
+
+
+def _solve_each(triangle: Array, matrix: Array) -> Array:
+    """Solutions of lower triangular 2 x 2 systems for the columns of lower triangular matrices."""
+    return jnp.stack([_solve(triangle, matrix[..., k]) for k in range(2)], axis=-1)
 
 
 def _ordered(matrix: Array, order: np.ndarray) -> Array:

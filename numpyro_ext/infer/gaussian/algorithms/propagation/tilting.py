@@ -139,8 +139,9 @@ def _tilt_vectors(potential: VectorRows, weight: ArrayLike | None, rows: _Rows, 
     center, covariance = cavity.mean + away, cavity.covariance
     # a number remains one: some rules are shorter where it is one
     exponent = power if weight is None else jnp.asarray(power) * potential.of_factors(weight)
-    # at a fixed point the tilted density has the mean of the marginal
-    moments = potential.base.tilted_moments_near(center, covariance, exponent, center + cavity.move)
+    # at a fixed point the tilted density has the moments of the marginal
+    near = center + cavity.move, cavity.marginal
+    moments = potential.base.tilted_moments_near(center, covariance, exponent, *near)
     if moments.site_precision is None or moments.site_shift is None:
         before, after = (cholesky_inverse(cholesky(matrix)) for matrix in (covariance, moments.covariance))
         matching = after - before
@@ -175,6 +176,8 @@ class _VectorCavities(NamedTuple):
     """Slope of the log site at the mean of the marginal."""
     move: Array
     """Covariance of the cavity times the slope: the mean of the marginal less that of the cavity."""
+    marginal: Array
+    """Covariance of the marginal."""
     is_proper: Array
 
 
@@ -201,7 +204,7 @@ def _vector_cavities(potential: VectorRows, rows: _Rows, power: ArrayLike) -> _V
     slope = shift - times_vector(site, means)
     move = times_vector(covariance, slope)
     log_determinant = jnp.sum(jnp.log(jnp.diagonal(left, axis1=-2, axis2=-1)), axis=-1)
-    return _VectorCavities(means - move, covariance, log_determinant, slope, move, is_proper)
+    return _VectorCavities(means - move, covariance, log_determinant, slope, move, marginal, is_proper)
 
 
 def loses_cavity(
