@@ -23,6 +23,9 @@ from .vector import VectorExpectedLogDensity, VectorPotential, VectorTiltedMomen
 _PROBES = np.array([-1.0, 0.3, 2.0])
 _OTHERS = np.array([-2.0, 0.1, 1.5])
 _NUM_CLIMBS = 30
+_STEEP = 1e6
+"""Curvature at the places above: the exponential of an exponential reaches it, as in Weibull densities by the logarithm
+of their shape."""
 
 
 class PairKind(NamedTuple):
@@ -33,6 +36,8 @@ class PairKind(NamedTuple):
     """True if the factor is Gaussian in that predictor, given the other."""
     is_mixture: bool
     """True if the factor is a function of one predictor plus a function of the other."""
+    is_steep: bool = False
+    """True if the curvature is vast at places that are looked at: few nodes hardly ever serve all factors."""
 
 
 @potential
@@ -53,6 +58,8 @@ class PairPotential(VectorPotential):
     :param bool is_brief: whether tilted moments are left without a number where nodes around a guess do not serve.
     :param columns: ``columns(first, second, *args)``, the same function of the two predictors as arrays ``(n,)`` of
         their own. Nodes that share one of them then share what is computed of that one alone.
+    :param bool is_steep: whether nested integrals are likely to be needed, so that nothing is gained by a program
+        without.
     :param bool has_own_args: whether each array of ``args`` has one element for all factors, or one for each that no
         other factor depends on. What some factors ask for is then computed for them alone.
 
@@ -71,6 +78,7 @@ class PairPotential(VectorPotential):
     inner: int = dataclasses.field(default=0, metadata={"static": True})
     is_gaussian: bool = dataclasses.field(default=False, metadata={"static": True})
     is_mixture: bool = dataclasses.field(default=False, metadata={"static": True})
+    is_steep: bool = dataclasses.field(default=False, metadata={"static": True})
     has_own_args: bool = dataclasses.field(default=False, metadata={"static": True})
     columns: Callable[..., Array] | None = dataclasses.field(default=None, metadata={"static": True})
     is_brief: bool = dataclasses.field(default=False, metadata={"static": True})
@@ -112,7 +120,8 @@ class PairPotential(VectorPotential):
 
     def in_brief(self) -> PairPotential:
         """Without steps to modes and nested integrals, which take long to compile and serve few factors, if any."""
-        return self if self.is_gaussian else dataclasses.replace(self, is_brief=True)
+        asks_for_more = self.is_gaussian or self.is_mixture or self.is_steep
+        return self if asks_for_more else dataclasses.replace(self, is_brief=True)
 
     def chosen(self, rows: Array, num_factors: int) -> _Chosen:
         """Factors with these numbers out of ``num_factors``, at most as many, of those that have own arguments."""
@@ -256,9 +265,10 @@ def kind_of_pair(
     # A factor that is flat here in one predictor, such as one whose weight begins at zero, says nothing about itself.
     varies = all(np.any(np.abs(change) > tolerance) for change in along_one)
     is_mixture = bool(varies and np.all(np.abs(along_both) < tolerance))
+    is_steep = bool(np.max(np.abs(along), initial=0.0, where=np.isfinite(along)) > _STEEP)
     for k in range(2):
         curvature = along[:, k][..., np.isfinite(along[:, k]).all(axis=(0, 1))]
         is_constant = np.allclose(curvature, curvature[:, :1], rtol=tolerance, atol=0.0)
         if curvature.size and np.all(curvature < 0) and is_constant:
-            return PairKind(k, True, is_mixture)
-    return PairKind(int(np.argmax(np.mean(peaks.max(axis=0), axis=-1))), False, is_mixture)
+            return PairKind(k, True, is_mixture, is_steep)
+    return PairKind(int(np.argmax(np.mean(peaks.max(axis=0), axis=-1))), False, is_mixture, is_steep)

@@ -83,6 +83,21 @@ def test_integrals_are_those_of_a_dense_grid(name):
         np.testing.assert_allclose(expected[i], np.exp(log_gauss) @ log_factor, **tolerance)
 
 
+@pytest.mark.thorough
+def test_factors_that_ask_for_nested_integrals_have_no_brief_form():
+    def weibull(e, y):
+        return dist.Weibull(jnp.exp(e[:, 0]), jnp.exp(e[:, 1])).log_prob(y)
+
+    y = jnp.array([0.3, 2.5])
+    kind = kind_of_pair(PairPotential(weibull, (y,)), y.size)
+    assert kind.is_steep
+    steep = PairPotential(weibull, (y,), *kind)
+    assert steep.in_brief() is steep
+    for name, is_brief in (("negative binomial", True), ("normal", False), ("mixture", False)):
+        function, _, kind = FAMILIES[name]
+        assert PairPotential(function, (y,), *kind).in_brief().is_brief == is_brief
+
+
 def test_a_location_far_away_under_a_vague_prior_of_the_scale():
     # given the scale the integral over the location is a normal density: one dimension is left
     function, _, kind = FAMILIES["normal"]

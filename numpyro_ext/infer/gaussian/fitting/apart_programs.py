@@ -58,19 +58,26 @@ class ApartPrograms:
     def evaluate(
         self, data: object, fixed: dict[str, Array], values: Array, state: object, tol: Any, with_gradient: bool = True
     ) -> tuple[Evaluation, Any]:
-        """The objective of a search, and what the fit of the field has at hand at its end: of the form in brief, if
-        that serves all factors there, and otherwise of the form itself, from where the other ended."""
+        """The objective of a search, and what the fit of the field has at hand at its end."""
+        solution = self._solved(data, fixed, values, state, tol)
+        arguments = data, fixed, values, solution, with_gradient
+        if self._has_brief:
+            # a factor that quick rules do not serve adds to a gradient what is no number, if it adds anything
+            found = self._slope_briefly(*arguments)
+            if np.isfinite(np.asarray(found.gradient)).all() or not np.isfinite(found.objective):
+                return found, solution[2]
+        return self._slope(*arguments), solution[2]
+
+    def _solved(self, data: object, fixed: dict[str, Array], values: Array, state: object, tol: Any) -> Any:
+        """A fit of the form in brief, if that serves all factors at its end, or of the form itself from there."""
         if self._has_brief:
             solution = self._solve_briefly(data, fixed, values, state, tol)
             info = jax.device_get(solution[1])  # NumPy compiles nothing
             if np.isfinite(info.objective) and not info.skipped.any():
-                found = self._slope_briefly(data, fixed, values, solution, with_gradient)
-                if np.isfinite(np.asarray(found.gradient)).all():
-                    return found, solution[2]
+                return solution
             if np.isfinite(info.max_change):
                 state = solution[0]
-        solution = self._solve(data, fixed, values, state, tol)
-        return self._slope(data, fixed, values, solution, with_gradient), solution[2]
+        return self._solve(data, fixed, values, state, tol)
 
     def second_derivatives(
         self, data: object, fixed: dict[str, Array], search: SearchState, *, is_rough: bool | Array

@@ -34,7 +34,7 @@ def for_few_rows(rule: Callable[[Array], _Result], is_needed: Array, found: _Res
     num_batches = -(-number // size)
 
     def chosen(new: _Result, old: _Result, needs: Array) -> _Result:
-        return jax.tree.map(lambda new, old: jnp.where(_like(needs, new), new, old), new, old)
+        return jax.tree.map(lambda new, old: jnp.where(like(needs, new), new, old), new, old)
 
     def in_batches() -> _Result:
         if num_batches == 1:
@@ -54,5 +54,6 @@ def for_few_rows(rule: Callable[[Array], _Result], is_needed: Array, found: _Res
     return lax.cond(jnp.any(is_needed), in_batches, lambda: found)
 
 
-def _like(mask: Array, array: Array) -> Array:
+def like(mask: Array, array: Array) -> Array:
+    """A mask of rows, in the dimensions of an array that begins with these."""
     return mask.reshape(mask.shape + (1,) * (array.ndim - mask.ndim))

@@ -22,7 +22,7 @@ from jax import Array, lax
 from ....linalg.in_range import rows_of
 from ...vector import VectorTiltedMoments
 from ..tilted.tilted_moments import sum_over_nodes
-from .few_rows import for_few_rows
+from .few_rows import for_few_rows, like
 from .line_rules import LineRule, gauss_hermite, trapezoidal
 
 _LOG_2PI = math.log(2.0 * math.pi)
@@ -145,14 +145,13 @@ def on_plane_nodes(
     :param Array power: the exponent of the factors, shape ``(n,)``.
     :param chosen: makes the factors of some rows, at most ``n``.
     :param near: where the modes are looked for first, shape ``(n, 2)``; the cavity means otherwise.
-    :param spread: guesses of the covariances of the tilted densities, shape ``(n, 2, 2)``, whose means ``near`` then
-        guesses: the first nodes are laid by these, and no modes are looked for. Marginals of EP are such guesses.
+    :param spread: guesses of covariances, shape ``(n, 2, 2)``, as ``near`` is then one of means: the first nodes are
+        laid by these, and no modes are looked for. Marginals of EP are such guesses.
     """
     order = factors.outer_first
     cavities = _Cavities(mean[..., order], _ordered(covariance, order), power)
     frozen, fixed = lax.stop_gradient((factors, cavities))
-    triangle = _triangle(fixed.covariance)
-    exponents = cavities.exponents(factors)
+    triangle, exponents = _triangle(fixed.covariance), cavities.exponents(factors)
 
     def climbed(z: Array) -> tuple[Array, Array, Array]:
         """Logarithm of the tilted density, its gradient and minus its Hessian."""
@@ -169,9 +168,8 @@ def on_plane_nodes(
     if spread is None:
         frame, height = lax.stop_gradient(_around_mode(climbed, start))
     else:
-        frame = lax.stop_gradient(_Frame(start, _solve_each(triangle, _triangle(_ordered(spread, order)))))
-        center = frame.center.T
-        height = lax.stop_gradient(exponents(center[0][None], center[1][None, None])[0, 0])
+        frame = lax.stop_gradient(_Frame(start, _inverse(triangle) @ _triangle(_ordered(spread, order))))
+        height = lax.stop_gradient(exponents(start[None, :, 0], start[None, None, :, 1])[0, 0])
         height = jnp.where(jnp.isfinite(height), height, 0.0)
     first = _sums(exponents, height, frame, _SHORT, 1)
     found = _Found(frame, first, jnp.full_like(height, _REACH))
@@ -190,8 +188,7 @@ def on_plane_nodes(
 
     served = _moments(cavities, height, frame, first), first.is_trusted
     moments, is_trusted = for_few_rows(again, ~first.is_trusted | _is_narrow(frame), served, size)
-    own = VectorTiltedMoments(moments.log_z, moments.mean[..., order], _ordered(moments.covariance, order))
-    return own, is_trusted
+    return VectorTiltedMoments(moments.log_z, moments.mean[..., order], _ordered(moments.covariance, order)), is_trusted
 
 
 def _improved(
@@ -205,7 +202,7 @@ def _improved(
         return _Found(moved, _sums(exponents, height, moved, rule, copies), jnp.full_like(height, reach))
 
     after = lax.cond(jnp.any(needs), again, lambda: before)
-    return jax.tree.map(lambda new, old: jnp.where(_like(needs, new), new, old), after, before)
+    return jax.tree.map(lambda new, old: jnp.where(like(needs, new), new, old), after, before)
 
 
 def _batches(number: int) -> tuple[int, int]:
@@ -252,8 +249,8 @@ def _moments(cavities: _Cavities, height: Array, frame: _Frame, found: _Sums) ->
     triangle = _triangle(lax.stop_gradient(cavities.covariance))
     axes = triangle @ frame.axes
     middle = lax.stop_gradient(cavities.mean) + _times(triangle, frame.center)
-    volume = jnp.log(jnp.abs(_determinant(axes)) / _determinant(_triangle(cavities.covariance)))
-    log_z = height + found.log_total - _LOG_2PI + volume
+    log_z = height + found.log_total - _LOG_2PI
+    log_z += jnp.log(jnp.abs(_determinant(axes)) / _determinant(_triangle(cavities.covariance)))
     return VectorTiltedMoments(log_z, middle + _times(axes, found.mean), axes @ found.covariance @ axes.mT)
 
 
@@ -281,7 +278,7 @@ def _around_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]], sta
         moved = _Climb(trial, height, step, jnp.ones_like(climb.length), curvature, is_there)
         stayed = climb._replace(length=0.3 * climb.length, is_there=is_there)
         takes = is_higher & ~climb.is_there
-        return jax.tree.map(lambda new, old: jnp.where(_like(takes, new), new, old), moved, stayed)
+        return jax.tree.map(lambda new, old: jnp.where(like(takes, new), new, old), moved, stayed)
 
     flat = jnp.zeros_like(start[:, 0])
     begin = _Climb(
@@ -292,14 +289,14 @@ def _around_mode(derivatives: Callable[[Array], tuple[Array, Array, Array]], sta
         jnp.broadcast_to(jnp.eye(2, dtype=start.dtype), (*start.shape, 2)),
         jnp.zeros(flat.shape, bool),
     )
-    _, end = lax.while_loop(
+    end = lax.while_loop(
         lambda state: (state[0] < _MOST_CLIMBS) & ~jnp.all(state[1].is_there),
         lambda state: (state[0] + 1, go(state[1])),
         (jnp.zeros((), jnp.int32), begin),
-    )
+    )[1]
     values, turn = _eigen(end.curvature)
     spread = (turn / jnp.maximum(values, _LEAST_CURVATURE)[:, None, :]) @ turn.mT
-    last = jnp.where(_like(end.length == 1.0, end.step), end.step, 0.0)
+    last = jnp.where(like(end.length == 1.0, end.step), end.step, 0.0)
     return _Frame(end.place + last, _triangle(spread)), jnp.where(jnp.isfinite(end.height), end.height, 0.0)
 
 
@@ -328,16 +325,14 @@ def _sums(exponents: _Exponents, height: Array, frame: _Frame, rule: LineRule, c
     held, spread = lax.stop_gradient((jnp.abs(parts), covariance))
     rest = jnp.maximum(jnp.max(held[3:], axis=(0, 1)), jnp.max(held[:, 3:], axis=(0, 1)))
     least = jnp.minimum(1.0, jnp.minimum(spread[:, 0, 0], spread[:, 1, 1]))
-    log_total = jnp.log(total)
-    is_trusted = (rest < _TOLERANCE * least) & (lax.stop_gradient(log_total) < 0.5 * _HIGHEST)
-    return _Sums(log_total, mean, covariance, is_trusted)
+    rest = jnp.where(lax.stop_gradient(total) < math.exp(0.5 * _HIGHEST), rest, jnp.inf)
+    return _Sums(jnp.log(total), mean, covariance, rest < _TOLERANCE * least)
 
 
 def _recentred(frame: _Frame, found: _Sums) -> _Frame:
     """The frame in which moments that were found are those of a standard normal density, not far from the first."""
     is_known = jnp.all(jnp.isfinite(found.covariance), (-2, -1)) & jnp.isfinite(found.log_total)
-    identity = jnp.eye(2, dtype=found.mean.dtype)
-    values, turn = _eigen(jnp.where(is_known[:, None, None], found.covariance, identity))
+    values, turn = _eigen(jnp.where(is_known[:, None, None], found.covariance, jnp.eye(2, dtype=found.mean.dtype)))
     spread = (turn * jnp.clip(values, 0.25, 9.0)[:, None, :]) @ turn.mT
     center = jnp.where(is_known[:, None], jnp.clip(found.mean, -3.0, 3.0), 0.0)
     return _Frame(frame.center + _times(frame.axes, center), frame.axes @ _triangle(spread))
@@ -373,11 +368,6 @@ def _solve(triangle: Array, vector: Array) -> Array:
     return jnp.stack([first, (vector[..., 1] - triangle[:, 1, 0] * first) / triangle[:, 1, 1]], axis=-1)
 
 
-def _solve_each(triangle: Array, matrix: Array) -> Array:
-    """Solutions of lower triangular 2 x 2 systems for the columns of lower triangular matrices."""
-    return jnp.stack([_solve(triangle, matrix[..., k]) for k in range(2)], axis=-1)
-
-
 def _ordered(matrix: Array, order: np.ndarray) -> Array:
     return matrix[..., order, :][..., order]
 
@@ -406,7 +396,3 @@ def _inverse(matrix: Array) -> Array:
     top = jnp.stack([matrix[:, 1, 1], -matrix[:, 0, 1]], -1)
     bottom = jnp.stack([-matrix[:, 1, 0], matrix[:, 0, 0]], -1)
     return jnp.stack([top, bottom], -2) / _determinant(matrix)[:, None, None]
-
-
-def _like(mask: Array, array: Array) -> Array:
-    return mask.reshape(mask.shape + (1,) * (array.ndim - mask.ndim))
