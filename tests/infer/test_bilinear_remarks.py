@@ -88,6 +88,7 @@ def test_components_without_a_product_are_counted():
     assert "1 of 2" in said(vectors=points)["died"]
 
 
+@pytest.mark.thorough
 def test_runs_say_it_and_converge_all_the_same():
     engine = BilinearEP(heteroscedastic_ratings, damping=0.9, tol=0.05, progress_bar=False)
     engine.run(random.key(0), USER, ITEM, np.where(USER == 3, 2, RATING), **{**SIZES, "num_users": 7})

@@ -37,6 +37,7 @@ def _engine(shares=True, **options):
     return engine if shares else engine._unshared()
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Items to look at")
 def test_records_have_the_sums_of_their_cells():
     person, item, answers = _records()

@@ -81,6 +81,7 @@ def regression(covariate, answers=None):
     numpyro.sample("answers", dist.OrderedLogistic(slope * trait[:, None], cutpoints), obs=answers)
 
 
+@pytest.mark.thorough
 def test_new_members_are_scored_as_all_at_once():
     fitted = _run(AdaptiveQuadrature, regression, np.linspace(-1, 1, 200), _answers(1, 200, 3))
     covariate, answers = np.sin(np.arange(_NUM_PEOPLE)), _answers(2, num_outcomes=3)

@@ -116,6 +116,7 @@ def test_new_vectors_have_the_moments_of_their_exact_posterior(side, options, of
             assert abs(float(own) - log_noise) < 0.15
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_answers_are_taken_one_by_one_as_all_at_once():
     """Slots out of use say nothing, and the end does not depend on where iterations start."""

@@ -61,6 +61,7 @@ def steps(scale, slope):
     return (DiagonalPrior(scale * jnp.full(K, 0.2)), DiagonalPrior(jnp.array([4.0]))), design
 
 
+@pytest.mark.thorough
 def test_conditioning_all_blocks_together_is_that_in_turn_and_has_its_gradient():
     rng = np.random.default_rng(1)
     precision, shift = jnp.asarray(rng.gamma(1.0, size=K)).at[5].set(0.0), jnp.asarray(rng.normal(size=K))

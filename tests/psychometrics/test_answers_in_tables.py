@@ -112,6 +112,7 @@ def test_item_fit_is_that_of_the_population_of_the_model():
     assert np.abs(found.score_statistic - item_fit(engine, population=(0.0, 1.0)).score_statistic).max() > 1.0
 
 
+@pytest.mark.thorough
 def test_adaptive_tests_have_the_correlations_and_covariates_of_the_fit():
     pattern = np.repeat(np.eye(2, dtype=int), 4, axis=0)
     traits = RNG.multivariate_normal([0, 0], [[1, 0.7], [0.7, 1]], 400)
