@@ -147,7 +147,7 @@ def totals(x, total, y=None, mask=True):
 def panel(x, y=None, mask=True):
     a = numpyro.sample("a", dist.Normal(0, 1).expand([x.shape[1]]))
     walk = numpyro.sample("walk", dist.GaussianRandomWalk(0.5, num_steps=x.shape[0]))
-    line = numpyro.deterministic("line", a + walk[:, None] + 0.1 * x)
+    line = numpyro.deterministic("line", walk[:, None] + a * x)
     with handlers.mask(mask=mask):
         numpyro.sample("y", dist.Normal(line, 0.3), obs=y)
 
