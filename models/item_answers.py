@@ -175,6 +175,11 @@ def _first(wrong: np.ndarray, answers: Answers, group: ItemGroup, item: np.ndarr
     return answers.names[place[1] if item is None else item[place[0]]], float(np.asarray(answers.values)[place])
 
 
+def _some(names: Sequence[str] | np.ndarray) -> str:
+    """The first few names, for a message."""
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+
+
 def warn_of_degenerate_items(
     answers: Answers,
     groups: Sequence[ItemGroup],
@@ -196,14 +201,12 @@ def warn_of_degenerate_items(
 
     def note(items: Any, what: str) -> None:
         if len(items):
-            shown = ", ".join(names[list(items)[:_MOST_NAMES]]) + (", ..." if len(items) > _MOST_NAMES else "")
-            found.append(f"{what}: {shown}")
+            found.append(f"{what}: {_some(names[list(items)])}")
 
     if answers.relabelled:
-        shown = ", ".join(answers.relabelled[:_MOST_NAMES]) + (", ..." if len(answers.relabelled) > _MOST_NAMES else "")
         found.append(
-            f"labels with another number in other items, {shown} (give all items one list of categories, unless this "
-            "is meant)"
+            f"labels with another number in other items, {_some(answers.relabelled)} (give all items one list of "
+            "categories, unless this is meant)"
         )
     known = np.isfinite(values)
     note(np.flatnonzero(~known.any(0)), "items without answers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 from numbers import Real
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,11 +15,7 @@ def codes_of_labels(name: str, labels: ArrayLike) -> tuple[np.ndarray, np.ndarra
     values = np.asarray(labels)
     if values.ndim != 1:
         raise ValueError(f"from_events: {name} is one column; got the shape {values.shape}.")
-    if values.dtype == object or isinstance(labels, list | tuple):  # NumPy makes "nan" of a nan among strings
-        missing = np.array([_is_missing(value) for value in labels], dtype=np.bool_)  # type: ignore[union-attr]
-    else:
-        missing = values != values  # noqa: PLR0124 (nan)
-    if missing.any():
+    if (missing := _missing(labels)).any():
         raise ValueError(
             f"from_events: {name} has {missing.sum()} missing labels, the first in row {int(np.argmax(missing))}. "
             "Leave these events out, or give them a label."
@@ -33,9 +30,17 @@ def codes_of_labels(name: str, labels: ArrayLike) -> tuple[np.ndarray, np.ndarra
     return found, codes
 
 
-def _is_missing(label: object) -> bool:
+def _missing(column: Any) -> np.ndarray:
+    """True where a column has no value; a value that is missing is not equal to itself."""
+    values = np.asarray(column)
+    if values.dtype == object or isinstance(column, list | tuple):  # NumPy makes "nan" of a nan among strings
+        return np.array([_is_missing(value) for value in column], np.bool_)
+    return np.asarray(values != values)  # noqa: PLR0124
+
+
+def _is_missing(value: object) -> bool:
     try:
-        return label is None or bool(label != label)  # noqa: PLR0124 (nan)
+        return value is None or bool(value != value)  # noqa: PLR0124
     except TypeError:  # pandas.NA has no truth value
         return True
 
@@ -45,11 +50,7 @@ def ordered_times(time: ArrayLike, number: int) -> np.ndarray:
     at = np.asarray(time)
     if at.shape != (number,):
         raise ValueError(f"from_events: time has the shape {at.shape}; there are {number} events.")
-    if at.dtype.kind == "O":
-        missing = np.array([_is_missing(value) for value in at], np.bool_)
-    else:
-        missing = np.isnat(at) if at.dtype.kind in "mM" else at != at  # noqa: PLR0124 (nan)
-    if missing.any():
+    if (missing := _missing(time)).any():
         raise ValueError(
             f"from_events: {missing.sum()} events have no time, the first in row {int(np.argmax(missing))}."
         )

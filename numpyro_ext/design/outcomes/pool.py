@@ -17,9 +17,8 @@ from jax import Array
 
 from ...compilation.store import shared
 from ...infer.gaussian.algorithms.algorithm import Algorithm
-from ...infer.gaussian.new_arguments.known_field import rows_at
 from ...infer.gaussian.run import GaussianRun
-from ...linalg.gaussian.design import DenseDesign, SparseRows
+from ...linalg.gaussian.design import DenseDesign, SparseRows, rows_at
 from ...linalg.gaussian.prior import CovariancePrior, PriorBlock, is_valid_prior
 from ...potentials.outcomes import with_outcome
 from ...structure import LatentGaussianReading

@@ -47,9 +47,9 @@ class DenseDesign:
         """The matrix itself."""
         return self.matrix
 
-    def dense_rows(self, rows: Array) -> Array:
-        """Some rows as a matrix, of zeros where there is none."""
-        return self.matrix.at[rows].get(mode="fill", fill_value=0.0)
+    def take_rows(self, rows: Array) -> DenseDesign:
+        """Some rows, of zeros for numbers past the last."""
+        return DenseDesign(self.matrix.at[rows].get(mode="fill", fill_value=0.0))
 
     def column_range(self, start: int, size: int) -> DenseDesign:
         """The columns from ``start`` on, ``size`` of them."""
@@ -135,10 +135,10 @@ class SparseRows:
         out = jnp.zeros((self.num_rows, self.num_columns), self.values.dtype)
         return out.at[rows, self.columns].add(self.values)
 
-    def dense_rows(self, rows: Array) -> Array:
-        """Some rows as a matrix, of zeros where there is none."""
+    def take_rows(self, rows: Array) -> SparseRows:
+        """Some rows, of zeros for numbers past the last."""
         values = self.values.at[rows].get(mode="fill", fill_value=0.0)
-        return SparseRows(self.columns.at[rows].get(mode="clip"), values, self.num_columns).to_dense()
+        return SparseRows(self.columns.at[rows].get(mode="clip"), values, self.num_columns, self.bandwidth)
 
     def column_range(self, start: int, size: int) -> SparseRows:
         """The columns from ``start`` on, ``size`` of them; entries outside become padding."""
@@ -317,5 +317,11 @@ def by_dense_rows(design: Design, function: Callable[[Array, Array], object]) ->
     """
     number = design.num_rows
     numbers = jnp.arange(number + -number % _AT_A_TIME).reshape(-1, _AT_A_TIME)
-    found = jax.lax.map(lambda rows: function(design.dense_rows(rows), rows), numbers)
+    found = jax.lax.map(lambda rows: function(design.take_rows(rows).to_dense(), rows), numbers)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:number], found)
+
+
+def rows_at(design: AnyDesign, places: Array) -> Design:
+    """Some rows of a design, dense where it is neither dense nor sparse."""
+    known = design if isinstance(design, DenseDesign | SparseRows) else DenseDesign(design.to_dense())
+    return known.take_rows(places)

@@ -20,7 +20,7 @@ from numpyro import handlers
 from ....compilation.quick_jit import quick_jit
 from ....compilation.store import shared
 from ....compilation.transfer import to_device
-from ....linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows
+from ....linalg.gaussian.design import DenseDesign, SparseRows, rows_at
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian import AffineMap
 from ....structure.program.run_compiled import run_compiled
@@ -310,10 +310,3 @@ def _is_in(alone: Mapping[str, Any], together: Mapping[str, Any], slices: Slices
             if np.shape(x) != np.shape(y) or not _is_close(x, y, np.max(np.abs(x), initial=0.0)):
                 return False
     return True
-
-
-def rows_at(design: AnyDesign, places: Array) -> AnyDesign:
-    """Some rows of a design."""
-    if isinstance(design, SparseRows):
-        return SparseRows(design.columns[places], design.values[places], design.num_columns, design.bandwidth)
-    return DenseDesign((design.matrix if isinstance(design, DenseDesign) else design.to_dense())[places])
