@@ -361,6 +361,7 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
         run = made._finished()
         run.keep_labels(Labels(**content.get("labels", {})))
         run.keep_columns(content.get("columns", {}))
+        run.keep_draws(content["fit"])
         return made
 
     def _with(self, run: _Run) -> Self:

@@ -97,6 +97,11 @@ class FinishedRun(ABC):
         """Take over the names of the columns of tables."""
         vars(self)["columns"] = columns
 
+    def keep_draws(self, content: Content) -> None:
+        """Take over the draws that belong to the run from its content, if these are there."""
+        if "draws" in content:
+            vars(self)["draws"] = content["draws"], content["log_density"]
+
     @abstractmethod
     def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array | None]:
         """Draws of all sites but the observed and the left-out ones, and the log density of each, or nothing where

@@ -21,7 +21,7 @@ from ..front.answers.draws import Draws, draw_inside_support, with_hyper, with_p
 from ..front.answers.resampling import num_proposals, psis_resampled
 from ..front.answers.sites import LargeSite, PosteriorSites, SitePosterior, gaussian_draws, missing_sites
 from ..front.files.archive import Content
-from ..front.files.saved_runs import fit_to_content
+from ..front.files.saved_runs import draws_to_content, fit_to_content
 from ..front.results import Diagnostics
 from ..front.run import FinishedRun
 from .algorithms.algorithm import Algorithm
@@ -87,8 +87,10 @@ class GaussianRun(FinishedRun):
         return "\n".join([super().describe(), *notes])
 
     def content(self) -> Content:
-        """The outcome as plain containers. Blocks that are alike are looked for again."""
-        return fit_to_content(self.fit, self.reading.with_rows_by_column(None))
+        """The outcome as plain containers, with the draws that have been made. Blocks that are alike are looked for
+        again."""
+        fit = fit_to_content(self.fit, self.reading.with_rows_by_column(None))
+        return fit | draws_to_content(vars(self).get("draws"))
 
     @property
     def full_diagnostics(self) -> Diagnostics:

@@ -12,10 +12,14 @@ from jax import Array
 
 from ....compilation.pytree import PyTree
 from ....structure.model.reading import ModelReading
+from ....structure.program.run_compiled import run_compiled
 from ...hyper.space import UnconstrainedSpace
 from ..results import Diagnostics, HyperDiagnostics
 from ..state import EngineState, Fit, as_numbers, fits, rebuilt
 from .archive import Content
+
+_MOST_DRAWN = 2_000_000
+"""Numbers of draws that are kept: making them again takes programs that compile for seconds."""
 
 
 def outcome_to_content(fit: Fit) -> Content:
@@ -34,6 +38,13 @@ def outcome_to_content(fit: Fit) -> Content:
         "diagnostics": diagnostics._replace(hyper=None)._asdict(),
         "hyper_diagnostics": None if learning is None else learning._asdict(),
     }
+
+
+def draws_to_content(draws: tuple[dict[str, Array], Array | None] | None) -> Content:
+    """Content of draws that have been made, with their log densities; nothing where there are many numbers."""
+    if draws is None or sum(value.size for value in draws[0].values()) > _MOST_DRAWN:
+        return {}
+    return {"draws": draws[0], "log_density": draws[1]}
 
 
 def diagnostics_from_content(content: Content) -> Diagnostics:
@@ -113,5 +124,6 @@ def state_from_content(
 
 def _form_totals(reading: ModelReading, hyper: dict[str, Array]) -> np.ndarray:
     """Sums over the arrays of the form: two models that agree in them are taken to be the same."""
-    leaves = jax.tree.leaves(reading.form(hyper, reading.data))
+    # one program for all operations
+    leaves = run_compiled(lambda hyper, data: jax.tree.leaves(reading.form(hyper, data)), hyper, reading.data)
     return np.array([np.sum(as_numbers(leaf)) for leaf in leaves])
