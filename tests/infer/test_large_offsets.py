@@ -1,4 +1,7 @@
-"""Exposures of millions, whose logarithms are offsets of predictors: their digits are kept, or said to be missing."""
+"""Exposures of millions, whose logarithms are offsets of predictors, and columns that are nearly alike:
+digits are kept, or said to be missing."""
+
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 from numpyro_ext.infer import EP, LaplaceApproximation
+from tests.tiers import thorough
 
 NUM_GROUPS = 20
 GROUP = np.arange(200) % NUM_GROUPS
@@ -68,3 +72,53 @@ def test_levels_of_a_million_are_read_or_said_to_have_no_digits():
     # means of groups have the variance 0.5^2 + 1 / 10
     weight = NUM_GROUPS / (0.25 + 0.1)
     np.testing.assert_allclose(run.posterior["level"].mean, np.mean(y - 1e6) * weight / (weight + 0.01), rtol=1e-6)
+
+
+def bent(x, z, y=None):
+    """Counts over years: the logarithm of the year is nearly a line, and nearly constant."""
+    line = numpyro.sample("level", dist.Normal(0, 10)) + numpyro.sample("slope", dist.Normal(0, 10)) * x
+    numpyro.sample("y", dist.Poisson(jnp.exp(line + numpyro.sample("bend", dist.Normal(0, 100)) * z)), obs=y)
+
+
+def mode_and_deviations(columns, y):
+    """By Newton's method, in columns that are standardised by the triangle of their factorisation."""
+    scales = np.array([10.0, 10.0, 100.0])
+    basis, triangle = np.linalg.qr(columns)
+    root = np.linalg.inv(triangle).T @ np.diag(1 / scales)  # prior of the new coefficients
+    prior = root @ root.T
+    new = np.linalg.lstsq(basis, np.log(y), rcond=None)[0]
+    for _ in range(50):
+        rate = np.exp(basis @ new)
+        precision = (basis.T * rate) @ basis + prior
+        new = new + np.linalg.solve(precision, basis.T @ (y - rate) - prior @ new)
+    back = np.linalg.inv(triangle)
+    return back @ new, np.sqrt(np.diag(back @ np.linalg.inv(precision) @ back.T))
+
+
+@pytest.mark.float32
+@pytest.mark.parametrize("engine", [LaplaceApproximation, *thorough(EP)])
+def test_columns_that_are_nearly_alike_are_fitted_or_single_precision_is_named(engine):
+    """Of 400 events a year, under which the mode is the mean."""
+    named, run = 0, engine(bent, progress_bar=False)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        year = np.sort(rng.integers(1950, 2020, 70)).astype(np.float32)
+        columns = np.stack([np.ones(70), year - 1985, np.log(year)]).astype(jnp.result_type(float))
+        y = rng.poisson(np.exp(6 + 0.03 * (year - 1985)))
+        mode, deviation = mode_and_deviations(columns.T.astype(float), y)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                run.run(jax.random.key(0), columns[1], columns[2], y)
+            except ValueError as error:
+                assert "float64" in str(error)
+                continue
+        sites = [run.posterior[name] for name in ("level", "slope", "bend")]
+        if run.diagnostics.converged:
+            errors = (np.array([float(site.mean) for site in sites]) - mode) / deviation
+            np.testing.assert_allclose(errors, 0.0, atol=0.15)
+            np.testing.assert_allclose([float(site.sd) for site in sites], deviation, rtol=0.15)
+            continue
+        assert any("enable_x64()" in str(warning.message) for warning in caught)
+        named += any("lost the digits of the posterior of site" in message for message in run.diagnostics.messages)
+    assert (named > 0) == (not jax.config.jax_enable_x64)

@@ -25,6 +25,7 @@ from ..algorithms.pseudo_observations import explain_powers
 from .failures import not_finite_error
 from .fitting_programs import MOST_CURVED, FittingPrograms
 from .flat_directions import check_flat_priors
+from .lost_digits import with_lost_digits
 from .many import NOTHING_BEGUN, Begun
 
 _LARGEST_CHUNK = 50
@@ -85,7 +86,7 @@ def fit(
     else:
         result = _fit_field(reading, programs, space, options, init_state, digest, begun)
     check_flat_priors(reading, result.hyper)
-    return result
+    return with_lost_digits(reading, programs, result)
 
 
 def _fit_field(
