@@ -20,6 +20,7 @@ from numpyro.infer import MCMC, NUTS, Predictive
 from numpyro_ext.infer import EP, INLA, BilinearVG, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.front.answers.model_draws import predictive_draws
 from numpyro_ext.infer.gaussian.new_arguments import predict as new_arguments
+from tests.compilations import compiled_programs
 from tests.monte_carlo import assert_close_deviations, assert_close_means
 from tests.tiers import few, thorough
 
@@ -509,7 +510,7 @@ def rates(group, x, num_groups, y=None):
 def without_conditioning(monkeypatch):
     """Predictions fail that condition on all rows again."""
 
-    def refuse(*args):
+    def refuse(*args, **options):
         raise AssertionError("the field is known")
 
     monkeypatch.setattr(new_arguments, "on_all_rows", refuse)
@@ -539,6 +540,72 @@ def test_new_rows_of_a_known_field_condition_nothing_and_draw_at_the_new_rows_al
     np.testing.assert_array_equal(np.sort(other["b"][:, 0]), np.sort(engine.get_samples()["b"][:, 0]))
     scores = engine.log_predictive(np.array([2, 0]), np.array([0.5, -1.0]), 3, np.array([1, 2]))["y"]
     np.testing.assert_allclose(found.log_predictive()["y"], scores, rtol=1e-4)
+
+
+@pytest.mark.thorough
+@pytest.mark.float32
+def test_new_members_are_drawn_by_the_model_and_condition_nothing(monkeypatch):
+    """Old members have the draws of the fit; new ones their prior at each draw of its scale."""
+    engine = fitted(EP, rates, (GROUP, X, 3, COUNTS), hyper_values={}, num_samples=500)
+    without_conditioning(monkeypatch)
+    draws = engine.predict(KEY, np.array([2, 4]), np.array([0.5, -1.0]), 5).get_samples()
+    assert draws["b"].shape == (500, 5) and draws["y"].shape == draws["rate"].shape == (500, 2)
+    own = engine.get_samples()
+    order, own_order = (np.argsort(part["b"][:, 0]) for part in (draws, own))
+    np.testing.assert_array_equal(draws["b"][order, :3], own["b"][own_order])
+    np.testing.assert_array_equal(draws["scale"][order], own["scale"][own_order])
+    standard = draws["b"][:, 3:] / draws["scale"][:, None]
+    assert_close_means(standard, np.zeros(2))
+    assert_close_deviations(standard, np.ones(2))
+    np.testing.assert_allclose(draws["rate"][:, 1], np.exp(draws["b"][:, 4] - 0.3), rtol=1e-4)
+    assert_close_means(draws["y"] - draws["rate"], np.zeros(2))
+
+
+def crowded(group, num_groups, y=None):
+    """The prior of a member depends on how many there are."""
+    b = numpyro.sample("b", dist.Normal(0, num_groups**-0.5).expand([num_groups]))
+    numpyro.sample("y", dist.Normal(b[group], 0.3), obs=y)
+
+
+def centred_on_members(group, num_groups, y=None):
+    """Old rows see new members."""
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([num_groups]))
+    numpyro.sample("y", dist.Normal((b - 0.5 * b.mean())[group], 0.3), obs=y)
+
+
+def weighted_by_rows(group, num_groups, y=None):
+    """Old rows count less beside new ones."""
+    b = numpyro.sample("b", dist.Normal(0, 1).expand([num_groups]).to_event(1))
+    with handlers.scale(scale=10.0 / len(group)):
+        numpyro.sample("y", dist.Normal(b[group], 0.3), obs=y)
+
+
+@pytest.mark.parametrize("model", few([crowded, centred_on_members, weighted_by_rows], 1))
+def test_new_members_that_change_the_fit_are_refused(model):
+    engine = fitted(LaplaceApproximation, model, (GROUP, 3, Y), hyper_values={})
+    with pytest.raises(ValueError, match="is not the one that was fitted"):
+        engine.predict(KEY, NEW_GROUP, 4)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", [LaplaceApproximation, EP])
+def test_effects_of_rows_are_drawn_anew(engine):
+    """The effects of new rows have their prior; their posterior in the conditioned model is the same."""
+
+    def model(x, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(x)):
+            effect = numpyro.sample("effect", dist.Normal(0, 0.5))
+            numpyro.sample("y", dist.Poisson(jnp.exp(slope * x + effect)), obs=y)
+
+    found = fitted(engine, model, (X, COUNTS), hyper_values={}, num_samples=4000).predict(KEY, NEW_X)
+    draws = found.get_samples()
+    assert draws["effect"].shape == (4000, M)
+    assert_close_means(draws["effect"], np.zeros(M))
+    assert_close_deviations(draws["effect"], np.full(M, 0.5))
+    for name in ("slope", "effect"):
+        assert_close_means(draws[name], found.posterior[name].mean)
+        assert_close_deviations(draws[name], found.posterior[name].sd)
 
 
 @pytest.mark.thorough
@@ -616,8 +683,12 @@ def test_arviz_has_predictions_and_posterior_predictive_draws(groups):
 
 @pytest.mark.thorough
 def test_a_run_that_was_loaded_predicts(groups, tmp_path):
+    draws = groups.get_samples()
     groups.save(tmp_path / "run")
     again = LaplaceApproximation.load(tmp_path / "run", slopes)
+    with compiled_programs() as names:  # draws that were made are kept
+        assert all(np.array_equal(value, draws[name]) for name, value in again.get_samples().items())
+    assert names == []
     found, expected = (engine.predict(KEY, NEW_GROUP, NEW_X, 4) for engine in (again, groups))
     np.testing.assert_allclose(found.posterior["line"].mean, expected.posterior["line"].mean, rtol=1e-12)
     with pytest.raises(TypeError, match="A random key comes first"):

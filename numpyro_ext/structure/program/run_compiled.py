@@ -13,8 +13,11 @@ from ...compilation.store import shared
 from .equations import Atom, Constant
 from .program import Program, make_program
 
+_MOST_READ = 100_000
+"""Numbers that arguments may hold for a program that is compiled for few calls."""
 
-def run_compiled(function: Callable[..., object], *args: object) -> Any:
+
+def run_compiled(function: Callable[..., object], *args: object, most_read: int = _MOST_READ) -> Any:
     """``function(*args)``, compiled as a whole unless the same operations have been before.
 
     The arrays that the function closes over, such as the data of a model, are arguments of the program: other ones of
@@ -22,6 +25,8 @@ def run_compiled(function: Callable[..., object], *args: object) -> Any:
 
     :param function: of trees of arrays, to a tree of arrays.
     :param args: its arguments.
+    :param int most_read: numbers that these may hold where what is computed is little and compilation takes longer;
+        more than by default where they are hardly more than read.
     :return: what it returns.
     :raises Exception: what the function raises, or JAX, where it needs the values of ``args``.
 
@@ -30,12 +35,12 @@ def run_compiled(function: Callable[..., object], *args: object) -> Any:
     >>> total(jnp.ones(3)), total(jnp.arange(4.0)[1:])
     (3.0, 6.0)
     """
-    return run_traced(traced(function, *args), *args)
+    return run_traced(traced(function, *args), *args, most_read=most_read)
 
 
-def run_traced(found: TracedFunction, *args: object) -> Any:
+def run_traced(found: TracedFunction, *args: object, most_read: int = _MOST_READ) -> Any:
     """The function of :func:`traced` at these arguments, compiled as in :func:`run_compiled`."""
-    is_small = holds_little((found.data, args, found.results))
+    is_small = holds_little((found.data, found.results)) and holds_little(args, most_read)
     return jax.tree.unflatten(found.tree, shared(_compiled, found, is_small)(found.data, *args))
 
 

@@ -7,18 +7,23 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax import Array
+from jax import Array, random
 from numpyro import handlers
 from numpyro.infer import Predictive
 from numpyro.primitives import Messenger
 
+from ....compilation.transfer import to_device
 from ....structure.model.reading import ModelReading
 from ....structure.model.running.execution import bound_arguments
 from ....structure.program.run_compiled import run_compiled
 from .joint_arguments import leaves_equal_to, without
+
+_MOST_READ = 2_000_000
+"""Numbers of latent draws: the model does little with most of them where it draws little itself."""
 
 
 def observed_leaves(reading: ModelReading) -> frozenset[int]:
@@ -98,7 +103,66 @@ def predictive_draws(
     def run(rng_key: Array, latents: dict[str, Array]) -> dict[str, Array]:
         return Predictive(_WholeTotals(model), latents, return_sites=return_sites)(rng_key, *args, **kwargs)
 
-    return run_compiled(run, rng_key, dict(latents))
+    return run_compiled(run, rng_key, dict(latents), most_read=_MOST_READ)
+
+
+def draws_with_new_members(
+    model: Callable[..., object],
+    latents: Mapping[str, Array],
+    rng_key: Array,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+) -> dict[str, Array]:
+    """Draws of the sites that ``latents`` leave open, and of those elements of latent sites that stand behind the given
+    ones along some axes: new members of groups, from their prior given all that comes before.
+
+    :param model: a NumPyro model, whose sites have independent elements along these axes.
+    :param latents: draws by site, with the leading axis running over them.
+    :param rng_key: random number generator key.
+    :param args: arguments of the model, with the new members.
+    :param kwargs: its keyword arguments.
+    """
+
+    def one(key: Array, values: dict[str, Array]) -> dict[str, Array]:
+        whole: set[str] = set()
+
+        def given(msg: dict[str, Any]) -> Array | None:
+            """The value of a site that has all its elements, so that no key is split for it."""
+            value = values.get(msg["name"])
+            is_whole = msg["type"] == "param" or (
+                msg["type"] == "sample"
+                and value is not None
+                and msg["fn"].shape(msg["kwargs"]["sample_shape"]) == value.shape
+            )
+            whole.update({msg["name"]} if is_whole else ())
+            return value if is_whole else None
+
+        def completed(msg: dict[str, Any]) -> Array | None:
+            value = values.get(msg["name"]) if msg["type"] == "sample" and msg["value"] is None else None
+            if value is None:
+                return None
+            drawn = msg["fn"](rng_key=msg["kwargs"]["rng_key"], sample_shape=msg["kwargs"]["sample_shape"])
+            return jnp.asarray(drawn).at[tuple(map(slice, value.shape))].set(value)
+
+        seeded = handlers.seed(handlers.substitute(_WholeTotals(model), substitute_fn=given), key)
+        trace = handlers.trace(handlers.substitute(seeded, substitute_fn=completed)).get_trace(*args, **kwargs)
+        kinds = "sample", "deterministic"
+        return {n: site["value"] for n, site in trace.items() if site["type"] in kinds and n not in whole}
+
+    def run(rng_key: Array, latents: dict[str, Array]) -> dict[str, Array]:
+        number = len(jax.tree.leaves(latents)[0])
+        return jax.vmap(one)(random.split(rng_key, number), latents)
+
+    found: dict[str, Array] = run_compiled(run, rng_key, dict(latents), most_read=_MOST_READ)
+    return {**latents, **found}
+
+
+def shuffled(draws: Mapping[str, Array], rng_key: Array) -> dict[str, Array]:
+    """The draws in an order of their own for each key."""
+    # By NumPy, which compiles nothing.
+    generator, number = np.random.default_rng(np.asarray(random.key_data(rng_key))), len(next(iter(draws.values()), ()))
+    order = generator.permutation(number)
+    return {name: to_device(np.asarray(value)[order]) for name, value in draws.items()}
 
 
 class _WholeTotals(Messenger):

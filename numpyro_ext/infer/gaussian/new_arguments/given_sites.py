@@ -12,24 +12,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....compilation.quick_jit import quick_jit
 from ....compilation.store import shared
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian.form import LatentGaussian
 from ....structure.latent_gaussian.like_another import ReadingOfRows
 from ...front.answers.joint_arguments import NotJoined
 from ...hyper.space import UnconstrainedSpace
+from ...hyper.stacked import at_each
 from ..algorithms.algorithm import Algorithm
 from ..algorithms.fit_info import FitInfo
 from ..algorithms.nodes.node_posterior import NodePosterior
 from ..algorithms.nodes.quadrature import Quadrature
 from ..algorithms.posterior import Covariance, GaussianPosterior
+from ..fitting.fitting_programs import POINTS_PER_CALL
 from ..fitting.point_fit import PointFit
 from ..integrated_run import IntegratedRun, unstacked
 from ..integration.exploration import Exploration
 from ..integration.scatter import NUM_POINTS, Scatter
 from ..programs import Programs, compiled_programs
 from ..quadrature_run import IntegratedQuadratureRun, QuadratureRun
-from ..run import GaussianRun, Point
+from ..run import GaussianRun
 from .containment import ADVICE, check_contained
 
 _MOST_CHECKED = 5
@@ -65,46 +68,105 @@ class _GivenSites(Algorithm):
         return GaussianPosterior(form, state.precision, state.shift, covariance_family=self.covariance_family)
 
 
-def on_all_rows(run: GaussianRun, found: LatentGaussianReading, places: np.ndarray) -> GaussianRun:
-    """The run with its Gaussian sites, or its quadrature given the rows of the fit, on old and new rows."""
-    fitted = run.programs.rows(*run.inputs)[0]
-    if not isinstance(fitted, GaussianPosterior | NodePosterior):
-        raise NotJoined(f"A {type(fitted).__name__} has no sites to predict with. {ADVICE}")
-    observed = np.concatenate([np.asarray(part) for part in fitted.form.observed])
+def on_all_rows(
+    run: GaussianRun, found: LatentGaussianReading, places: np.ndarray, *, is_contained: bool = False
+) -> GaussianRun:
+    """The run with its Gaussian sites, or its quadrature given the rows of the fit, on old and new rows.
+
+    :param GaussianRun run: of the fit.
+    :param LatentGaussianReading found: of old and new arguments together.
+    :param places: its rows that are those of the fit.
+    :param bool is_contained: whether that reading is known to contain that of the fit, so that nothing is checked.
+    :raises NotJoined: if it does not.
+    """
+    sites = _sites(run, [run.inputs[1:]])
+    fitted, observed = jax.tree.map(lambda leaf: leaf[0], sites)
     num_rows = sum(
         int(np.prod(shape)) * k for shape, k in zip(found.factor_shapes, found.rows_per_observation, strict=True)
     )
     in_use = np.zeros(num_rows, bool)
     in_use[places] = observed
     reading = ReadingOfRows(found, in_use)
-    algorithm: Algorithm
-    if has_nodes := isinstance(fitted, NodePosterior):
-        algorithm = Quadrature(fitted.num_nodes)
-    else:
-        algorithm = _GivenSites(fitted.covariance_family)
-    programs = _programs(reading, algorithm, run.space)
-
-    def sites(inputs: Point, is_checked: bool) -> Any:
-        posterior, *before = run.programs.rows(*inputs)
-        if has_nodes:
-            state = _laid(reading, algorithm, inputs[1])
-        else:
-            parts = np.zeros((2, num_rows), posterior.site_precision.dtype)
-            parts[:, places] = posterior.site_precision, posterior.site_shift
-            state = _Sites(*map(jnp.asarray, parts))
-        if is_checked:
-            after = programs.rows(reading.data, inputs[1], state)[1:]
-            check_contained(run.reading, before, [np.asarray(part)[..., places] for part in after])
-        return state
-
+    has_nodes = isinstance(fitted, NodePosterior)
+    algorithm: Algorithm = Quadrature(fitted.num_nodes) if has_nodes else _GivenSites(fitted.covariance_family)
+    moves = _Moves(run, reading, algorithm, _programs(reading, algorithm, run.space), places, not is_contained)
+    last = run.fit.last_state._replace(state=moves.moved([run.inputs[1:]], 1)[0])
     parts = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-    last = run.fit.last_state._replace(state=sites(run.inputs, True))
-    parts |= {"reading": reading, "algorithm": algorithm, "programs": programs}
+    parts |= {"reading": reading, "algorithm": algorithm, "programs": moves.programs}
     parts["fit"] = run.fit._replace(last_state=last)
     if isinstance(run, IntegratedRun):
         kind = _IntegratedQuadraturePrediction if has_nodes else _IntegratedPrediction
-        return kind(**parts, fitted=run, sites=sites)
+        return kind(**parts, fitted=run, moves=moves)
     return QuadratureRun(**parts) if has_nodes else GaussianRun(**parts)
+
+
+def _sites(run: GaussianRun, points: Sequence[tuple[Any, Any]]) -> Any:
+    """The posterior of a fit without its form, and which rows are observed, at hyperparameters and states, stacked.
+
+    :raises NotJoined: if it has neither sites nor nodes.
+    """
+    program, parts = shared(_sites_over, run.programs), []
+    for start in range(0, len(points), POINTS_PER_CALL):
+        number = min(POINTS_PER_CALL, len(points) - start)
+        # Filled up, so that one program serves all.
+        chosen = [points[start + min(k, number - 1)] for k in range(POINTS_PER_CALL)]
+        found = program(run.reading.data, *_stacked(chosen), number)
+        parts.append(jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[:number], found))
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def _sites_over(programs: Programs) -> Callable[..., Any]:
+    def sites(data: object, hypers: object, states: object, number: int | Array) -> Any:
+        @jax.jit  # traced once, for the shapes and for the loop
+        def at(point: Any) -> Any:
+            posterior = programs.posterior(data, *point)
+            if not isinstance(posterior, GaussianPosterior | NodePosterior):
+                raise NotJoined(f"A {type(posterior).__name__} has no sites to predict with. {ADVICE}")
+            without_form: Any = {"form": None}
+            return dataclasses.replace(posterior, **without_form), jnp.concatenate(posterior.form.observed)
+
+        return at_each(at, (hypers, states), number)
+
+    return quick_jit(sites, is_small=programs.is_small)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Moves:
+    """From states of a fit to states on old and new rows.
+
+    :param run: of the fit.
+    :param reading: of old and new rows.
+    :param algorithm: of the states there.
+    :param programs: of these.
+    :param places: its rows that are those of the fit.
+    :param bool is_checked: whether predictors of the fit are looked for on all rows.
+    """
+
+    run: GaussianRun
+    reading: ReadingOfRows
+    algorithm: Algorithm
+    programs: Programs
+    places: np.ndarray
+    is_checked: bool
+
+    def moved(self, points: Sequence[tuple[Any, Any]], num_checked: int) -> list[Any]:
+        """States at hyperparameters and states of the fit.
+
+        :raises NotJoined: if predictors of the fit are others on all rows, at some of the points.
+        """
+        if isinstance(self.algorithm, Quadrature):
+            moved = [_laid(self.reading, self.algorithm, hyper) for hyper, _ in points]
+        else:
+            fitted = _sites(self.run, points)[0]
+            parts = np.zeros((2, len(points), len(self.reading.data[-2])), fitted.site_precision.dtype)
+            parts[:, :, self.places] = fitted.site_precision, fitted.site_shift
+            moved = [_Sites(*pair) for pair in zip(*parts, strict=True)]
+        for k in sorted(set(np.linspace(0, len(points) - 1, num_checked * self.is_checked).astype(int).tolist())):
+            hyper, state = points[k]
+            before = self.run.programs.rows(self.run.reading.data, hyper, state)[1:]
+            after = self.programs.rows(self.reading.data, hyper, moved[k])[1:]
+            check_contained(self.run.reading, before, [np.asarray(part)[..., self.places] for part in after])
+        return moved
 
 
 def _laid(reading: ReadingOfRows, algorithm: Algorithm, hyper: dict[str, Array]) -> object:
@@ -122,11 +184,11 @@ class _IntegratedPrediction(IntegratedRun):
     """A mixture over the points of a fit, whose Gaussian sites are on old and new rows together.
 
     :param fitted: the run at the arguments of the fit.
-    :param sites: from the inputs of its programs to the state here, with a check of what becomes of its predictors.
+    :param moves: from its states to those here.
     """
 
     fitted: IntegratedRun
-    sites: Callable[[Point, bool], Any]
+    moves: _Moves
 
     @cached_property
     def exploration(self) -> Exploration:
@@ -145,10 +207,8 @@ class _IntegratedPrediction(IntegratedRun):
         return points._replace(fits=self._moved(points.fits, 0))
 
     def _moved(self, fits: PointFit, num_checked: int) -> PointFit:
-        pairs = unstacked((fits.hyper, fits.state), len(fits.objective))
-        checked = set(np.linspace(0, len(pairs) - 1, num_checked).astype(int).tolist())
-        data = self.fitted.reading.data
-        return fits._replace(state=_stacked([self.sites((data, *pair), k in checked) for k, pair in enumerate(pairs)]))
+        points = unstacked((fits.hyper, fits.state), len(fits.objective))
+        return fits._replace(state=_stacked(self.moves.moved(points, num_checked)))
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -162,8 +222,15 @@ def check_left_out(run: GaussianRun, other: LatentGaussianReading) -> None:
     :param other: reading with other values in their place.
     """
     reading = ReadingOfRows(other, run.reading.data[-2])
-    found = run.programs.moments(*run.inputs)
-    check_equal(found, _programs(reading, run.algorithm, run.space).moments(reading.data, *run.inputs[1:]))
+    programs = _programs(reading, run.algorithm, run.space)
+    # by the program of marginals, where there is one
+    found, again = (
+        p.marginals(data, *run.inputs[1:], marginals_fn=run.marginals_fn)
+        if isinstance(run, IntegratedRun)
+        else p.moments(data, *run.inputs[1:])
+        for p, data in ((run.programs, run.reading.data), (programs, reading.data))
+    )
+    check_equal(found, again)
 
 
 def check_equal(found: Mapping[str, Any], again: Mapping[str, Any]) -> None:

@@ -14,31 +14,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, random
+from jax import Array
 from numpyro import handlers
 
 from ....compilation.quick_jit import quick_jit
 from ....compilation.store import shared
-from ....compilation.transfer import to_device
 from ....linalg.gaussian.design import DenseDesign, SparseRows, rows_at
 from ....structure import LatentGaussianReading
 from ....structure.latent_gaussian import AffineMap
-from ....structure.program.run_compiled import run_compiled
-from ...front.answers.model_draws import predictive_draws
+from ...front.answers.model_draws import predictive_draws, shuffled
 from ...front.answers.sites import PosteriorSites, missing_sites
 from ..answers.prediction import Slices, by_site
 from ..programs import Programs
 from ..run import GaussianRun, Point
+from .sites_of_calls import NewCall, are_part, is_close, sites_of_call
 
 _NUM_POINTS = 3
 """Unknowns at which affine functions are compared."""
-
-
-class NewCall(NamedTuple):
-    """A call of the model at the new arguments alone."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
 
 class _Look(NamedTuple):
@@ -132,7 +124,7 @@ def _look(reading: LatentGaussianReading) -> Callable[..., _Look]:
 def _is_same(before: _Look, after: _Look, places: np.ndarray, reading: LatentGaussianReading) -> bool:
     """True if the rows of the fit are the same among all rows: numbers as they are, or to the rounding of sums."""
     scale = np.max(np.abs(before.predictor), axis=0, initial=0.0)
-    sees_same = _is_close(before.predictor, after.predictor[:, places], scale)
+    sees_same = is_close(before.predictor, after.predictor[:, places], scale)
     has_same_prior = _are_close(before.prior, after.prior)
     sites = [{name: look.values[name] for name in reading.field} for look in (before, after)]
     if not (sees_same and has_same_prior and _are_close(*sites)):
@@ -163,7 +155,7 @@ def _is_part(old: object, new: object, places: np.ndarray, size: int) -> bool:
     for before, after in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True):
         has_rows = np.ndim(after) > 0 and np.ndim(before) > 0 and len(after) == size and len(before) == len(places)
         part = after[places] if has_rows else after
-        if np.shape(before) != np.shape(part) or not _is_close(before, part, np.abs(before)):
+        if np.shape(before) != np.shape(part) or not is_close(before, part, np.abs(before)):
             return False
     return True
 
@@ -176,17 +168,7 @@ def _are_close(old: object, new: object) -> bool:
     if _structure(old) != _structure(new):
         return False
     pairs = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True))
-    return all(np.shape(x) == np.shape(y) and _is_close(x, y, np.max(np.abs(x), initial=0.0)) for x, y in pairs)
-
-
-def _is_close(old: Any, new: Any, scale: Any) -> bool:
-    """True if numbers are equal to rounding, where they are as large as ``scale``."""
-    if not np.issubdtype(np.asarray(old).dtype, np.floating):
-        return np.array_equal(old, new)
-    tolerance = 1e3 * np.finfo(np.asarray(old).dtype).eps * scale
-    with np.errstate(invalid="ignore"):
-        is_same = (np.abs(new - old) <= tolerance) | (new == old) | (np.isnan(new) & np.isnan(old))
-    return bool(np.all(is_same))
+    return all(np.shape(x) == np.shape(y) and is_close(x, y, np.max(np.abs(x), initial=0.0)) for x, y in pairs)
 
 
 @dataclass(eq=False)
@@ -237,9 +219,7 @@ class KnownField:
 
     def draw(self, rng_key: Array) -> tuple[dict[str, Array], None]:
         """The draws of the run, in an order of their own for each key, without their log densities."""
-        # By NumPy, which compiles nothing.
-        order = np.random.default_rng(np.asarray(random.key_data(rng_key))).permutation(self.run.num_samples)
-        return {name: to_device(np.asarray(value)[order]) for name, value in self.run.draws[0].items()}, None
+        return shuffled(self.run.draws[0], rng_key), None
 
     def is_same_alone(self, call: NewCall, slices: Slices) -> bool:
         """True if the model called at the new arguments alone has, at given latent sites, the deterministic sites
@@ -254,10 +234,10 @@ class KnownField:
                 if site.kind == "observed" and name not in factors:
                     outcomes[name] = np.broadcast_to(site.value, (2, *site.full_shape))
                     parts[name] = outcomes[name][:, *slices(name, site.full_shape)]
-            alone = _conditional(reading.model, call, self.latents, parts, known | factors)
+            alone = sites_of_call(reading.model, call, self.latents, parts, known | factors)
             whole_call = NewCall(reading.args, reading.kwargs)
-            together = _conditional(reading.model, whole_call, self.latents, outcomes, known | factors)
-            return _is_in(alone, together, slices)
+            together = sites_of_call(reading.model, whole_call, self.latents, outcomes, known | factors)
+            return are_part(alone, together, slices, scaled=False)
         except Exception:  # whatever a model does at arguments that it is not made for
             return False
 
@@ -266,47 +246,3 @@ class KnownField:
         found = predictive_draws(handlers.uncondition(self.reading.model), latents, rng_key, *call)
         factors = [name for name, site in self.reading.sites.items() if site.family == "Unit"]
         return {name: value for name, value in {**latents, **found}.items() if name not in factors}
-
-
-def _conditional(
-    model: Callable[..., object],
-    call: NewCall,
-    latents: Mapping[str, object],
-    outcomes: Mapping[str, object],
-    without: set[str],
-) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
-    """Values of the sites that a model has beside its latent ones, and their log densities where they are random, for
-    each of some values of the latent ones."""
-
-    def at(latents: dict[str, Array], outcomes: dict[str, Array]) -> dict[str, Any]:
-        seeded = handlers.seed(handlers.uncondition(model), random.key(0))
-        sites = handlers.trace(handlers.substitute(seeded, data={**latents, **outcomes})).get_trace(*call[0], **call[1])
-        out = {}
-        for name, site in sites.items():
-            if name in without or site["type"] not in ("sample", "deterministic"):
-                continue
-            value = site["value"]
-            out[name] = value, site["fn"].log_prob(value) if site["type"] == "sample" else None
-        return out
-
-    found: dict[str, Any] = run_compiled(jax.vmap(at), dict(latents), dict(outcomes))
-    return jax.tree.map(np.asarray, found)
-
-
-def _is_in(alone: Mapping[str, Any], together: Mapping[str, Any], slices: Slices) -> bool:
-    """True if the sites of a call at new rows are the part of those of a call at all rows."""
-    if set(alone) != set(together):
-        return False
-    for name, (value, log_prob) in alone.items():
-        whole, densities = together[name]
-        at = slice(None), *slices(name, whole.shape[1:])
-        pairs = [(value, whole[at])]
-        if log_prob is not None:
-            # New coordinates of one observation, or outcomes that say nothing of their distribution.
-            if any(part != slice(None) for part in at[np.ndim(densities) :]) or not np.isfinite(log_prob).any(0).all():
-                return False
-            pairs.append((log_prob, densities[at[: np.ndim(densities)]]))
-        for x, y in pairs:
-            if np.shape(x) != np.shape(y) or not _is_close(x, y, np.max(np.abs(x), initial=0.0)):
-                return False
-    return True

@@ -31,8 +31,10 @@ from ..answers.prediction import OtherField
 from ..run import GaussianRun
 from .containment import ADVICE, row_places
 from .given_sites import check_equal, check_left_out, on_all_rows
-from .known_field import KnownField, NewCall, known_field
+from .known_field import KnownField, known_field
+from .new_members import NewMembers, new_members
 from .outcome_probabilities import probabilities_by_predictors, probabilities_of_draws
+from .sites_of_calls import NewCall
 
 
 class Prediction(Shown):
@@ -52,9 +54,11 @@ class Prediction(Shown):
         other: LatentGaussianReading | None = None,
         known: KnownField | None = None,
         alone: NewCall | None = None,
+        members: NewMembers | None = None,
     ) -> None:
         self._make_run = run
         self._known = known
+        self._members = members
         self._old = old
         self._call = call
         self._rng_key = rng_key
@@ -62,7 +66,7 @@ class Prediction(Shown):
         self._alone = alone
 
     def _shown(self) -> list[str | Table]:
-        reading: LatentGaussianReading = (self._known or self._run).reading
+        reading: LatentGaussianReading = (self._known or self._members or self._run).reading
         rows = []
         kinds = dict.fromkeys(reading.hyper, "hyperparameter") | dict.fromkeys(reading.field, "field")
         for name, site in reading.sites.items():
@@ -174,6 +178,8 @@ class Prediction(Shown):
 
     @cached_property
     def _draws(self) -> dict[str, Array]:
+        if self._members is not None:
+            return self._members.draws(self._rng_key)
         run = self._known or self._run
         reading = run.reading
         drawn, _ = run.draw(self._rng_key)
@@ -236,18 +242,22 @@ def predict(
         try:
             whole = read(*make_call(call.arguments))
             places = _places(run, whole)
+            alone = None if joint else NewCall(*call_new(new))
+            new_part = partial(_new_slices, reading, call)
+            read_other = partial(read, *make_call(again.arguments)) if call.left_out else lambda: None
             known = known_field(run, whole, places, _hypers(run))
             if known is None:
-                found = on_all_rows(run, whole, places)
-                found.keep_labels(run.labels)  # those of groups that have new members fit no more
-                other = read(*make_call(again.arguments)) if call.left_out else None
+                members = alone and new_members(run, whole, alone, new_part, _hypers(run))
+                if members is not None:
+                    on_all = partial(_on_all_rows, run, whole, places, is_contained=True)
+                    return Prediction(on_all, reading, call, rng_key, members=members)
+                found, other = _on_all_rows(run, whole, places), read_other()
                 if other is not None:
                     check_left_out(found, other)
                 return Prediction(found, reading, call, rng_key, other)
-            alone = None if joint else NewCall(*call_new(new))
             other = None
-            if alone is None or not known.is_same_alone(alone, partial(_new_slices, reading, call)):
-                alone, other = None, read(*make_call(again.arguments)) if call.left_out else None
+            if alone is None or not known.is_same_alone(alone, new_part):
+                alone, other = None, read_other()
                 if other is not None:
                     check_equal(known.affine_values(whole), known.affine_values(other))
             on_all = partial(on_all_rows, run, whole, places)
@@ -266,6 +276,14 @@ def predict(
             "all rows: where it belongs to the new ones, as an exposure does, give an array of it for each of them."
         ) from refusals[0].__cause__
     raise refusals[0]
+
+
+def _on_all_rows(run: GaussianRun, *of_all: Any, **options: Any) -> GaussianRun:
+    """The run of :func:`on_all_rows` with the labels of the fit, of which those of groups with new members fit no
+    more."""
+    found = on_all_rows(run, *of_all, **options)
+    found.keep_labels(run.labels)
+    return found
 
 
 def _is_another_number(old: object, new: object) -> bool:
