@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -60,6 +61,13 @@ def _several_probabilities() -> None:
 def _correlated() -> None:
     b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     numpyro.sample("y", dist.MultivariateStudentT(3.0, X @ b, jnp.eye(N)), obs=X[:, 0])
+
+
+def _proportions(y: np.ndarray, concentration: float | None = None) -> None:
+    mean = jax.nn.sigmoid(X @ numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1)))
+    size = numpyro.sample("size", dist.Gamma(2.0, 0.1))
+    fn = dist.BetaProportion(mean, size) if concentration is None else dist.Beta(concentration, jnp.exp(mean))
+    numpyro.sample("y", fn, obs=y)
 
 
 def _local_gamma() -> None:
@@ -165,6 +173,10 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     "negative counts": (lambda: _poisson(COUNTS - 1), r"'y': 2 values are outside the support.*-1 at index \(0,\)"),
     "fractional counts": (lambda: _poisson(COUNTS + 0.5), r"'y': 6 values are outside the support.*0\.5 at index"),
     "many bounds": (_bounded, r"^.{,60}'y': 1 value is outside the support of Uniform.{,120}9.0 at index \(40,\)"),
+    "proportions of one": (
+        lambda: _proportions(np.array([0.2, 1.0, 0.0, 0.5, 1.0, 0.9])),
+        r"'y': 3 values are at an end of the support of Beta.*first is 1.0 at index \(1,\).*0\.5\) / n.*handlers.mask",
+    ),
     "missing data without a mask": (
         lambda: _poisson(np.array([np.nan, 1, 2, 3, 4, 5])),
         r"'y': 1 value is not finite.*index \(0,\).*mask it",
@@ -191,6 +203,12 @@ def test_refusal_names_the_site_and_the_way_out(name: str) -> None:
     model, message = _CASES[name]
     with pytest.raises(ModelStructureError, match="(?s)" + message):
         read_latent_gaussian(model)
+
+
+def test_proportions_of_zero_are_data_where_their_density_is_known_to_be_finite() -> None:
+    """A concentration of one leaves the density its value at zero."""
+    reading = read_latent_gaussian(partial(_proportions, np.array([0.2, 0.1, 0.0, 0.5, 0.0, 0.9]), 1.0))
+    assert reading.observed_names == ("y",)
 
 
 @pytest.mark.parametrize(

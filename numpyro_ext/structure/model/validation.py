@@ -14,6 +14,11 @@ from ..program.program import Program
 from ..program.questions import Questions
 from .running.inspection import SiteInfo
 
+_INWARDS = (
+    "move such values inwards, as (y * (n - 1) + 0.5) / n does with n observations, or give them a likelihood of their "
+    "own: dist.Bernoulli for whether y is one (or zero), and this site for all others under handlers.mask"
+)
+
 
 def check_data(sites: Mapping[str, SiteInfo], check_values: bool = True) -> None:
     """Check observed values: present, finite, inside the support, of the shape of their distribution.
@@ -108,6 +113,9 @@ def _check_site(site: SiteInfo, check_values: bool) -> None:
         if np.any(bad := in_use & ~inside):
             what = f"outside the support of {site.family} ({_describe(site.support)})"
             _report(site, spread, bad, what, _remedy(site, spread, in_use))
+    if site.ends is not None:
+        what = f"at an end of the support of {site.family.strip('_')}, where its density is zero or infinite"
+        _report(site, spread, mask & site.ends, what, _INWARDS)
     if site.needs_integers:
         raise ModelStructureError(
             f"observed site '{site.name}' has values of dtype {value.dtype}, and {site.family} looks its categories up "

@@ -55,6 +55,9 @@ class SiteInfo(NamedTuple):
     """The observed value."""
     support: Any = None
     """Support of an observed site whose distribution is one of numbers, or of vectors of counts."""
+    ends: Any = None
+    """Observations at an end of their support where their density is zero or infinite, boolean; ``None`` of
+    distributions that have no such ends."""
     needs_integers: bool = False
     """True for an observed site whose distribution looks categories up by integers, and whose values are floats."""
     mask: Any = None
@@ -224,6 +227,7 @@ def _inspect(name: str, site: Message) -> SiteInfo:
             kind="observed",
             value=value,
             support=_support(base),
+            ends=_at_ends(base, value),
             needs_integers=_needs_integers(base, value),
             full_shape=shape,
             batch_shape=shape[: len(shape) - base.event_dim],
@@ -274,6 +278,16 @@ def _support(base: dist.Distribution) -> Any:
     support: Any = getattr(base, "support", None)
     is_known = not any(isinstance(bound, jax.core.Tracer) for bound in getattr(support, "__dict__", {}).values())
     return support if is_known and (base.event_dim == 0 or (base.event_dim == 1 and support.is_discrete)) else None
+
+
+def _at_ends(base: dist.Distribution, value: Any) -> np.ndarray | None:
+    """Zeros and ones of a distribution on the closed unit interval whose density vanishes there, or has no bound, as it
+    does but where a concentration is one."""
+    numbers: Any = base
+    if getattr(base, "support", None) is not dist.constraints.unit_interval or not hasattr(base, "concentration1"):
+        return None
+    low, high = numbers.concentration1 != 1.0, numbers.concentration0 != 1.0
+    return np.asarray(((value == 0.0) & low) | ((value == 1.0) & high))
 
 
 def _needs_integers(base: dist.Distribution, value: object) -> bool:
