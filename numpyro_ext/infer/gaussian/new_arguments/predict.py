@@ -3,7 +3,8 @@
 The model is read on old and new rows together. The Gaussian sites that stand for the old observations in the fit go to
 their rows in that form, and the new rows have none: this is the posterior of the model fitted with the new observations
 masked, as long as the form on all rows contains that of the fit, which is checked. Where new rows see no other unknowns
-than the fit has, nothing is conditioned again (:mod:`.known_field`).
+than the fit has, nothing is conditioned again (:mod:`.known_field`), and draws of new members of groups are made by the
+model at those of the fit (:mod:`.new_members`).
 """
 
 from __future__ import annotations
