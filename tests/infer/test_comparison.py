@@ -203,9 +203,10 @@ def test_monte_carlo_errors_are_the_spread_over_many_chains():
 
 @pytest.mark.thorough
 def test_former_order_of_arguments_warns_and_works(exact_draws):
-    with pytest.warns(FutureWarning, match=r"compare_engines\(model, engines, rng_key, ...\)"):
-        found = compare_engines(KEY, known_line, [EP], Y, reference=exact_draws)
-    assert found["EP"].status == "converged"
+    for key in (KEY, np.asarray(jax.random.PRNGKey(0))):
+        with pytest.warns(FutureWarning, match=r"compare_engines\(model, engines, rng_key, ...\)"):
+            found = compare_engines(key, known_line, [EP], Y, reference=exact_draws)
+        assert found["EP"].status == "converged"
 
 
 @pytest.fixture(scope="module")
@@ -286,8 +287,24 @@ def test_what_is_no_engine_is_refused_before_anything_runs(monkeypatch):
     for reference, error in (("INLA", ValueError), ({"level": 1.0}, ValueError), (3, TypeError)):
         with pytest.raises(error, match="reference"):
             compare_engines(known_line, EP, KEY, Y, reference=reference)
-    with pytest.raises(TypeError, match="key"):
-        compare_engines(known_line, [EP], Y)
+
+
+def test_other_orders_of_arguments_are_told_the_right_one():
+    usage = re.escape("as in compare_engines(model, ['EP', 'NUTS'], jax.random.key(0), x, y); got ")
+    for order, got in (
+        (([EP], known_line, KEY), "a list"),
+        ((known_line, KEY, ["EP"]), "a function, key<fry>"),
+        ((known_line, [EP]), "float64"),
+        ((known_line, [EP], 0), "0"),
+    ):
+        with pytest.raises(TypeError, match=usage + got):
+            compare_engines(*order, Y)
+    for order in ((KEY, known_line), (known_line, KEY), (known_line, ["EP", NUTS]), (known_line, EP, KEY)):
+        with pytest.raises(TypeError, match=r"no random key and no engines.*recommend\(model, x, y\)"):
+            recommend(*order, Y)
+    with pytest.raises(TypeError, match="no random key"):
+        recommend(known_line, Y, rng_key=KEY)
+    assert recommend(lambda key, y: known_line(y + jax.random.normal(key)), KEY, Y)["EP"].takes
 
 
 def test_given_engine_keeps_its_own_run():

@@ -14,13 +14,13 @@ from jax import Array
 
 from ...display import Shown, Table, number
 from ...structure import ModelStructureError
-from ...structure.model.running.execution import check_key
+from ...structure.model.running.execution import check_key, describe_value, is_key
 from ..exact.gaps import NUM_ERRORS, Gaps, Moments, gaps_between
 from ..front.display import kind_of_evidence
 from ..front.results import LogEvidence
 from ..front.running.chunks import Interruption
 from ..front.running.progress import progress_bar, warn
-from .contestants import Contestant, as_contestants
+from .contestants import USAGE, Contestant, as_contestants
 from .picture import draw_picture
 from .reference import known_reference, reference_by_nuts
 
@@ -176,18 +176,22 @@ def compare_engines(
     :param kwargs: keyword arguments of the model.
     :return: the comparison: ``print`` it, or ask for ``rows``, ``table``, ``engines`` and ``plot()``.
     :raises ValueError: if there is no engine, one is unknown, or one was made for another model.
-    :raises TypeError: if something is no engine, or the reference none of the above.
+    :raises TypeError: if something is no engine, the reference none of the above, or the order another one.
     :raises KeyboardInterrupt: if interrupted before the first engine has ended.
     """
-    if isinstance(model, jax.Array):
+    if is_key(model):
         warnings.warn(
             "compare_engines(rng_key, model, engines, ...) is now compare_engines(model, engines, rng_key, ...), as "
             "elsewhere; the order with the key first goes with the next minor version.",
             FutureWarning,
             stacklevel=2,
         )
-        rng_key, model, engines = model, engines, rng_key
-    check_key(rng_key, "compare_engines(model, [EP, VariationalGaussian], jax.random.key(0), x, y)")
+        former: Any = model, engines, rng_key
+        rng_key, model, engines = former
+    if is_key(engines) or not callable(model):
+        got = ", ".join(map(describe_value, (model, engines, rng_key)))
+        raise TypeError(f"The model comes first, then the engines and a random key, as in {USAGE}; got {got}.")
+    check_key(rng_key, USAGE, "comes third, after the model and the engines")
     contestants = as_contestants(model, engines)
     known = known_reference(reference, contestants)
     rows: list[Row] = []

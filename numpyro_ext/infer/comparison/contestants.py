@@ -44,6 +44,8 @@ ENGINES: tuple[type[BaseEngine[Any]], ...] = (
 )
 BY_NAME: dict[str, Any] = {**{engine.__name__: engine for engine in ENGINES}, "SMC": SMC, "NUTS": NUTS}
 """The engines that can be asked for by name."""
+USAGE = "compare_engines(model, ['EP', 'NUTS'], jax.random.key(0), x, y)"
+"""The order of arguments, for messages."""
 
 
 class Contestant(ABC):

@@ -18,6 +18,7 @@ from ...structure import (
     Reason,
     SparseLinearReading,
 )
+from ...structure.model.running.execution import is_key
 from ..bilinear.engine import BilinearVG
 from ..bilinear.families import check_points
 from ..ep import EP
@@ -27,8 +28,13 @@ from ..gaussian.integration.exploration import check_design
 from ..gaussian.laplace_approximation import LaplaceApproximation
 from ..hyper.space import UnconstrainedSpace
 from ..sparse.mean_field_engine import StructuredMeanField
-from .contestants import ENGINES
+from .contestants import BY_NAME, ENGINES, USAGE
 from .forecasts import MANY_ROWS, caution, gaussian_cost
+
+_ORDER = (
+    "recommend fits nothing, so it takes no random key and no engines: the model comes first, then its arguments, "
+    f"as in recommend(model, x, y). To run engines, {USAGE}."
+)
 
 
 class Candidate(NamedTuple):
@@ -118,8 +124,11 @@ def recommend(model: Callable[..., object], *args: object, **kwargs: object) -> 
     :param kwargs: its keyword arguments.
     :return: the recommendation: ``print`` it, or ask for ``start``, ``why``, ``candidates`` and ``sites``.
     :raises ModelStructureError: if the model does not run on these arguments, or its data are missing or impossible.
-    :raises TypeError: if the model is not callable, such as a fitted engine, whose items :func:`shortlist` chooses.
+    :raises TypeError: if the model is not callable, such as a fitted engine, whose items :func:`shortlist` chooses; or
+        if a random key or engines come with it.
     """
+    if is_key(model):
+        raise TypeError(_ORDER)
     if not callable(model):
         raise TypeError(
             f"recommend says which engine to start with, for a model with its data; got {type(model).__name__}. For "
@@ -135,6 +144,8 @@ def recommend(model: Callable[..., object], *args: object, **kwargs: object) -> 
             _check(engine, reading)
         except ModelStructureError as error:
             if error.reason in (Reason.EXECUTION, Reason.DATA):
+                if any(map(_is_no_data, (*args[:1], kwargs.get("rng_key")))):
+                    raise TypeError(_ORDER) from error
                 raise
             candidates.append(Candidate(name, False, str(error), "", ""))
         except ValueError as error:
@@ -148,6 +159,13 @@ def recommend(model: Callable[..., object], *args: object, **kwargs: object) -> 
         why += f" ({candidates[0].reason})"
         return Recommendation(start, why, candidates, [])
     return Recommendation(start, why, candidates, _sites(engines[start], readings[start]))
+
+
+def _is_no_data(argument: object) -> bool:
+    """True for a random key, and for engines and their names."""
+    several = argument if isinstance(argument, list | tuple) else [argument]
+    engines = (isinstance(one, BaseEngine | type) or (isinstance(one, str) and one in BY_NAME) for one in several)
+    return is_key(argument) or any(engines)
 
 
 def _shared(engine: AnyEngine, readings: dict[str, ModelReading]) -> ModelReading | None:

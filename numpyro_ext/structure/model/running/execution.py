@@ -122,16 +122,19 @@ def check_key(
     :param str place: where a key belongs there.
     :raises TypeError: saying what was given.
     """
-    dtype, ndim = getattr(rng_key, "dtype", np.dtype(object)), np.ndim(rng_key)
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        if ndim == 0:
-            return
-        found = f"{np.size(rng_key)} keys, where one is needed"
-    elif dtype == np.uint32 and ndim == 1:  # a key as jax.random.PRNGKey makes it
+    if is_key(rng_key):
         return
-    else:
-        found = describe_value(rng_key)
+    are_keys = jnp.issubdtype(getattr(rng_key, "dtype", object), jax.dtypes.prng_key)
+    found = f"{np.size(rng_key)} keys, where one is needed" if are_keys else describe_value(rng_key)
     raise TypeError(f"A random key {place}, as in {usage}; got {found}.")
+
+
+def is_key(value: Any) -> bool:
+    """True for one random key, as ``jax.random.key`` or ``jax.random.PRNGKey`` makes it."""
+    dtype = getattr(value, "dtype", np.dtype(object))
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return np.ndim(value) == 0
+    return dtype == np.uint32 and np.ndim(value) == 1
 
 
 def check_call(call: ModelCall) -> None:
