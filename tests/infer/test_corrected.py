@@ -9,7 +9,7 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import halfnorm, norm, poisson
 
-from numpyro_ext.infer import EP
+from numpyro_ext.infer import EP, VariationalGaussian
 from numpyro_ext.infer.front.results import LogEvidence
 from numpyro_ext.infer.gaussian.algorithms.propagation.cumulants import Correction, tilted_cumulants
 from numpyro_ext.infer.gaussian.answers.corrected import corrected
@@ -98,6 +98,51 @@ def test_cumulants_of_rectified_counts_are_exact():
     found = tilted_cumulants(factors, jnp.asarray(mean), jnp.full(4, variance))
     np.testing.assert_allclose(found[0], third, rtol=1e-7)
     np.testing.assert_allclose(found[1], fourth - 3.0 * second**2, rtol=1e-6, atol=1e-9)
+
+
+LINE = np.linspace(-2.0, 2.0, 16)
+SEPARATED = (LINE > 0.1) | (np.arange(16) == 7)
+MIXED = SEPARATED ^ np.isin(np.arange(16), [3, 6, 10, 13])
+
+
+def wide_line(x, y):
+    a, b = (numpyro.sample(name, dist.Normal(0, 10)) for name in "ab")
+    numpyro.sample("y", dist.Bernoulli(logits=a + b * x), obs=y)
+
+
+def exact_deviation(y):
+    """Of the slope, by quadrature."""
+    a, b = np.linspace(-40.0, 40.0, 401)[:, None], np.linspace(-60.0, 60.0, 601)
+    predictor = a[..., None] + b[:, None] * LINE
+    log_density = (
+        norm.logpdf(a, 0, 10) + norm.logpdf(b, 0, 10) - np.logaddexp(0.0, np.where(y, -1, 1) * predictor).sum(-1)
+    )
+    weights = np.exp(log_density - logsumexp(log_density)).sum(0)
+    return np.sqrt(weights @ b**2 - (weights @ b) ** 2)
+
+
+@pytest.mark.parametrize("engine_type", [EP, *thorough(VariationalGaussian)])
+def test_standard_deviations_that_a_gaussian_has_too_small_are_told(engine_type, capsys):
+    engine = engine_type(wide_line, progress_bar=False)
+    engine.run(KEY, LINE, MIXED.astype(int))
+    np.testing.assert_allclose(engine.posterior["b"].sd, exact_deviation(MIXED), rtol=0.08)
+    assert engine.diagnostics.messages == ()
+    engine.run(KEY, LINE, SEPARATED.astype(int))
+    exact = exact_deviation(SEPARATED) / engine.posterior["b"].sd
+    (message,) = engine.diagnostics.messages
+    told = float(message.split("of b is about ")[1].split(" ")[0])
+    assert exact > 1.2 and abs(told / exact - 1.0) < 0.15 and "engine.sample_exactly(key)" in message
+    assert engine.diagnostics.converged
+    engine.print_summary()
+    assert message.split(":")[0] in " ".join(capsys.readouterr().out.split())
+
+
+def test_skewness_of_a_single_factor_is_in_its_moments():
+    def model(y):
+        level = numpyro.sample("level", dist.Normal(0, 10))
+        numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
+
+    assert run(model, np.array([0])).diagnostics.messages == ()
 
 
 def test_gaussian_factors_need_no_correction():

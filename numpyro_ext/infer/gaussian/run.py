@@ -26,12 +26,13 @@ from ..front.results import Diagnostics
 from ..front.run import FinishedRun
 from .algorithms.algorithm import Algorithm
 from .algorithms.modes.mode_shift import mode_shifts
-from .algorithms.propagation.cumulants import correction
+from .algorithms.propagation.cumulants import correction, skewness_of_variances
 from .algorithms.supports import never_vanishes
 from .answers.coordinates import FieldCoordinates, field_coordinates
 from .answers.corrected import Corrected, check_cumulants, corrected
 from .answers.guide import field_importance_pair, fitted_guide
 from .answers.leave_one_out import most_influential, weights_fail
+from .answers.left_out import has_few_cumulants, note_of_mode, note_of_skewness
 from .answers.prediction import by_site, check_same_unknowns
 from .fitting.costs import FitCosts
 from .integration.simplified_laplace import gaussian_marginals
@@ -40,8 +41,6 @@ from .programs import Programs
 Point = tuple[Any, dict[str, Array], Any]
 """Data, hyperparameters and state: the first arguments of every program."""
 
-LARGEST_SHIFT = 0.25
-"""Distance of the mean from the mode, in posterior standard deviations, that need not be said."""
 _FEW_OUTLIERS = 0.01
 """Share of observations whose weights may fail: ArviZ says so of single ones."""
 _REFITS_AT_ONCE = 4
@@ -94,34 +93,33 @@ class GaussianRun(FinishedRun):
 
     @property
     def full_diagnostics(self) -> Diagnostics:
-        """Ending of the run, with the distance of the mean from the mode where an algorithm finds the mode."""
-        found, note = self.diagnostics, self._note_of_mode
-        return found if note is None else found._replace(messages=(*found.messages, note))
+        """Ending of the run, with what its Gaussian leaves out where that is known to be much."""
+        found = self.diagnostics
+        return found._replace(messages=(*found.messages, *self._left_out))
 
     @cached_property
-    def _note_of_mode(self) -> str | None:
-        """Sentence on the means, where they are the mode and third derivatives say that they are off."""
-        if not self.algorithm.is_mode or self._has_corrected_means or not self.fit.diagnostics.converged:
-            return None
+    def _left_out(self) -> tuple[str, ...]:
+        """Sentences on means that are modes, and on skewness that makes standard deviations too small."""
+        if not self.fit.diagnostics.converged or self._has_corrected_means:
+            return ()
         if all(isinstance(potential, GaussianPotential) for potential in self.reading.abstract_form.potentials):
-            return None
-        found = self.programs.marginals_once(*self.inputs, marginals_fn=mode_shifts)
+            return ()
+        if self.algorithm.is_mode:
+            return note_of_mode(*self._farthest(mode_shifts))
+        if self.algorithm.has_cavities and has_few_cumulants(self.reading):
+            return note_of_skewness(*self._farthest(skewness_of_variances))
+        return ()
+
+    def _farthest(self, function: Callable[..., Mapping[str, Array]]) -> tuple[str, float]:
+        """Label and value of the element of the field at which a function of the posterior is farthest from zero."""
+        found = self.programs.marginals_once(*self.inputs, marginals_fn=function)
         sizes = {name: np.abs(np.asarray(found[name])) for name in self.reading.field if np.size(found[name])}
         if not sizes:
-            return None
+            return "", 0.0
         name = max(sizes, key=lambda site: float(np.max(sizes[site])))
         place = int(np.argmax(sizes[name]))
-        shift = float(np.ravel(found[name])[place])
-        if not abs(shift) > LARGEST_SHIFT:  # nan as well: third derivatives that do not exist say nothing
-            return None
-        shape = tuple(self.reading.site_shapes[name])
-        label = self.all_labels.label(name, shape, place)
-        side = "above" if shift > 0.0 else "below"
-        return (
-            f"The mode is not the mean: third derivatives at the mode say that the mean of {label} is about "
-            f"{abs(shift):.2g} of its posterior standard deviations {side} it, the most of the field. EP, "
-            "VariationalGaussian, or INLA with its corrected marginals do not rest on the mode."
-        )
+        label = self.all_labels.label(name, tuple(self.reading.site_shapes[name]), place)
+        return label, float(np.ravel(found[name])[place])
 
     @property
     def _has_corrected_means(self) -> bool:

@@ -139,6 +139,12 @@ class Algorithm(ABC):
         return False
 
     @property
+    def has_cavities(self) -> bool:
+        """True if its sites are Gaussians in the place of factors, so that the tilted densities say how skewed the
+        posterior is."""
+        return False
+
+    @property
     def sees_all_modes(self) -> bool:
         """True if its posterior follows factors of several modes, so that these need no warning."""
         return False

@@ -52,6 +52,10 @@ class ExpectationPropagation(Algorithm):
         return True
 
     @property
+    def has_cavities(self) -> bool:
+        return self.power == 1.0
+
+    @property
     def has_local_factors(self) -> bool:
         return True
 

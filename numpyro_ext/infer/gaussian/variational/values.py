@@ -98,6 +98,10 @@ class NaturalGradient(VariationalAlgorithm):
         return self.covariance != "diagonal"
 
     @property
+    def has_cavities(self) -> bool:
+        return self.covariance == "full" and all(site.bound is None for _, site in self.sites)
+
+    @property
     def _family(self) -> dict[str, Any]:
         return {"space": "shared"} if self.covariance == "shared" else {"covariance": self.covariance}
 
