@@ -25,11 +25,11 @@ from ..front.run import hyper_estimates
 from ..hyper.density.cloud import systematic
 from .answers.prediction import by_site
 from .integration.exploration import MANY_ROWS, Exploration, Integration, explore
-from .integration.judgement import judge_spreads
+from .integration.judgement import judge_last_look, judge_spreads
 from .integration.matched_weights import features_of, matched_weights
 from .integration.mixture_marginals import MarginalMixture
 from .integration.mixture_posteriors import HyperPosterior, MixturePosterior
-from .integration.scatter import NUM_POINTS, Scatter, scatter
+from .integration.scatter import NUM_POINTS, Scatter, generator_and_keys, scatter
 from .integration.simplified_laplace import simplified_laplace_marginals
 from .integration.surroundings import Surroundings
 from .run import GaussianRun, Point
@@ -119,10 +119,22 @@ class IntegratedRun(GaussianRun):
 
     @cached_property
     def _said_of_spreads(self) -> tuple[str, ...]:
-        """Messages on the field, where points that follow a density of the hyperparameters are few for it."""
-        if self.exploration.followed is None:
+        """Messages on hyperparameters and field, where points that follow a density are few for them."""
+        found = self.exploration
+        if found.followed is None or found.around is None:
             return ()
-        return judge_spreads({name: self._mixture(name) for name in self.exploration.fits.marginals})
+        earlier, now = found.followed.earlier, {n: (h.mean, h.sd) for n, h in self._known_hyper.items()}
+        said = judge_last_look(self._constrained(found.around.place(earlier.points)), earlier.weights, now)
+        return said + judge_spreads({name: self._mixture(name) for name in found.fits.marginals})
+
+    @property
+    def _known_hyper(self) -> dict[str, HyperPosterior]:
+        """Those hyperparameters that have a distribution."""
+        return {n: h for n, h in self.hyper.items() if isinstance(h, HyperPosterior) and not h.is_fixed}
+
+    def _constrained(self, values: np.ndarray) -> dict[str, Array]:
+        """Hyperparameters of unconstrained ones, shape ``(n, d)``."""
+        return self.programs.constrained(to_device(values.astype(self.fit.last_state.values.dtype)), self.space.fixed)
 
     def content(self) -> Content:
         """The fit at the mode: the design is explored again when it is asked for."""
@@ -136,8 +148,7 @@ class IntegratedRun(GaussianRun):
         if (cloud := found.cloud) is not None and found.around is not None:
             # Of so many points that moments and quantiles are theirs.
             weights, unconstrained = cloud[1], found.around.place(cloud[0])
-            vectors = to_device(unconstrained.astype(self.fit.last_state.values.dtype))
-            constrained = self.programs.constrained(vectors, space.fixed)
+            constrained = self._constrained(unconstrained)
         out: dict[str, HyperEstimate | HyperPosterior] = {}
         for name, mode in self.fit.hyper.items():
             transform, is_fixed = space.sites[name].transform, name in space.fixed
@@ -164,7 +175,7 @@ class IntegratedRun(GaussianRun):
 
     def _draw_hyper(self, name: str, rng_key: Array, num_samples: int) -> Array:
         """Draws of one hyperparameter, without those of the field."""
-        points, generator = self.draw_points(rng_key, num_samples), _generator_and_keys(rng_key)[0]
+        points, generator = self.draw_points(rng_key, num_samples), generator_and_keys(rng_key)[0]
         chosen = generator.permutation(systematic(points.weights, num_samples, generator.random()))
         return to_device(np.asarray(points.fits.hyper[name])[chosen])
 
@@ -263,7 +274,7 @@ class IntegratedRun(GaussianRun):
     def _draw_over(self, points: Scatter, rng_key: Array, num_samples: int, **options: bool) -> Draws:
         """Draws from a mixture over points, in random order."""
         # By NumPy: each of a dozen small programs would have to be compiled.
-        generator, make_keys = _generator_and_keys(rng_key)
+        generator, make_keys = generator_and_keys(rng_key)
         chosen = systematic(points.weights, num_samples, generator.random())
         counts = np.bincount(chosen, minlength=len(points.weights))
         num_points, most = _CALLS_OF_SMALL if self.programs.is_small else _CALLS
@@ -322,7 +333,7 @@ class IntegratedRun(GaussianRun):
         design, number = self.options.design(around.size, around.num_rows), NUM_POINTS
         if num_samples > NUM_POINTS and (self.fits_in_one_pass if is_nearly_normal else self.programs.is_small):
             number = _POINTS_OF_ONE_PASS if is_nearly_normal else _MANY_POINTS
-        points = scatter(around, found, _generator_and_keys(rng_key)[0], design, number)
+        points = scatter(around, found, generator_and_keys(rng_key)[0], design, number)
         return self._matched(points) if design in ("grid", "adaptive") else points
 
     def _matched(self, points: Scatter) -> Scatter:
@@ -331,7 +342,7 @@ class IntegratedRun(GaussianRun):
         For a lattice and for a density that was emulated, whose moments are known better than those of a few weighted
         points.
         """
-        known = {n: h for n, h in self.hyper.items() if isinstance(h, HyperPosterior) and not h.is_fixed}
+        known = self._known_hyper
         pairs = [(np.asarray(h.mean, float).ravel(), np.asarray(h.sd, float).ravel()) for h in known.values()]
         moments = [(mean, mean**2 + sd**2) for mean, sd in pairs]
         target = np.concatenate([np.concatenate(part) for part in zip(*moments, strict=True)])
@@ -383,16 +394,3 @@ def unstacked(tree: Any, number: int) -> list[Any]:
 def _starts(counts: np.ndarray) -> np.ndarray:
     """Start of the run of equal elements in which each element of ``np.repeat(..., counts)`` stands."""
     return np.repeat(np.cumsum(counts) - counts, counts)
-
-
-def _generator_and_keys(rng_key: Array) -> tuple[np.random.Generator, Callable[[int], Array]]:
-    """NumPy's generator from a random key, and a function that makes so many keys of the same kind from it."""
-    is_typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
-    data = np.asarray(random.key_data(rng_key) if is_typed else rng_key)
-    generator = np.random.default_rng(data)
-
-    def make_keys(number: int) -> Array:
-        fresh = to_device(generator.integers(2**32, size=(number, *data.shape), dtype=data.dtype))
-        return random.wrap_key_data(fresh, impl=random.key_impl(rng_key)) if is_typed else fresh
-
-    return generator, make_keys

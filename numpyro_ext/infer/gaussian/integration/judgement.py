@@ -25,6 +25,8 @@ _WIDTH_OF_TAIL, _LARGEST_TAIL = 2.0, 0.25
 OUTER, _WIDTH_OF_OUTER = 2.4, 0.9
 """Deviations, in the coordinates of a design, at which it is looked at among its outermost points, which are few, and
 the range for which such a look stands."""
+_LARGEST_SHIFT, _LARGEST_RATIO = 0.25, 1.4
+"""Change of a mean by the last points, in standard deviations, and factor of one, that are told."""
 _LARGEST_ERROR_OF_SPREAD = 0.1
 """Relative standard error of a standard deviation that is told."""
 _LEAST_FALL_OF_MODE, _LEAST_VALLEY = 7.0, 1.0
@@ -112,6 +114,42 @@ def judge_ratios(log_ratios: np.ndarray) -> tuple[str, ...]:
         f"them it differs from what was expected, by importance weights with an effective share of {share:.2f} and "
         f"Pareto k-hat {shape:.2f}. Give tighter priors, give values to some (hyper_values), write what the "
         "data know as the hyperparameter, or marginalize and NUTS.",
+    )
+
+
+def judge_last_look(
+    before: Mapping[str, Any], weights: np.ndarray, after: Mapping[str, tuple[Any, Any]]
+) -> tuple[str, ...]:
+    """Messages on hyperparameters of which the points evaluated last tell much that those before did not.
+
+    >>> before, half = {"tau": np.array([-1.0, 3.0])}, np.array([0.5, 0.5])
+    >>> (message,) = judge_last_look(before, half, {"tau": (0.9, 1.0)})
+    >>> message[:89]
+    "The last look at the density of the hyperparameters changed much: 'tau' (mean by 0.1 stan"
+    >>> judge_last_look(before, half, {"tau": (0.9, 1.9)})
+    ()
+
+    :param before: values of each site at points of the density as it was known without the last ones.
+    :param weights: of these points, summing to one.
+    :param after: mean and standard deviation of each site as they are known now.
+    """
+    changed = []
+    for name, moments in after.items():
+        values = np.reshape(np.asarray(before[name], float), (len(weights), -1))
+        old = weights @ values
+        old_sd = np.sqrt(weights @ np.square(values - old))
+        mean, sd = map(np.ravel, moments)
+        is_free = (sd > 0.0) & (old_sd > 0.0)
+        shift = float(np.max(np.abs(mean - old)[is_free] / sd[is_free], initial=0.0))
+        ratio = max((sd[is_free] / old_sd[is_free]).tolist(), key=lambda value: abs(np.log(value)), default=1.0)
+        if shift > _LARGEST_SHIFT or abs(np.log(ratio)) > np.log(_LARGEST_RATIO):
+            changed.append(f"{name!r} (mean by {shift:.2g} standard deviations, these by a factor of {ratio:.2g})")
+    if not changed:
+        return ()
+    return (
+        f"The last look at the density of the hyperparameters changed much: {', '.join(changed)}. What another one "
+        "would change is not known: their standard deviations, and those of the field that follow from them, may be a "
+        "fifth off. engine.sample_exactly(key) draws from the posterior.",
     )
 
 

@@ -7,9 +7,12 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array, random
 from scipy.special import ndtri
 
+from ....compilation.transfer import to_device
 from ...hyper.density.design import normal_points, split_normal
 from ...hyper.density.skewed_normal import SkewedNormal
 from ..fitting.point_fit import PointFit
@@ -211,3 +214,16 @@ def _widths(found: Exploration) -> np.ndarray:
         mass = found.weights @ (side + 0.5 * (found.points == 0.0))
         out.append(np.sqrt(found.weights @ (side * found.points**2) / np.maximum(mass, 1e-12)))
     return np.maximum(out, 0.1)
+
+
+def generator_and_keys(rng_key: Array) -> tuple[np.random.Generator, Callable[[int], Array]]:
+    """NumPy's generator from a random key, and a function that makes so many keys of the same kind from it."""
+    is_typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+    data = np.asarray(random.key_data(rng_key) if is_typed else rng_key)
+    generator = np.random.default_rng(data)
+
+    def make_keys(number: int) -> Array:
+        fresh = to_device(generator.integers(2**32, size=(number, *data.shape), dtype=data.dtype))
+        return random.wrap_key_data(fresh, impl=random.key_impl(rng_key)) if is_typed else fresh
+
+    return generator, make_keys

@@ -48,6 +48,8 @@ class Followed(NamedTuple):
     weights: np.ndarray
     """Their masses, shape ``(n,)``, summing to one."""
     cloud: Cloud
+    earlier: Cloud
+    """Draws of the emulation that knew none of the points evaluated last."""
     log_integral: float
     """Log integral of the density over its value at the origin."""
     error: float
@@ -120,19 +122,20 @@ def follow(
         if share > _GOOD and unsure < _LARGEST_ERROR:
             break
     emulator = emulate(points, values - origin)
-    cloud = draw_cloud(emulator, draws, generator)
-    index, log_proposal = spread_out(cloud, _NUM_SPREAD_DEAR if is_dear else _NUM_SPREAD, generator)
-    spread = cloud.points[index]
+    earlier = draw_cloud(emulator, draws, generator)
+    index, log_proposal = spread_out(earlier, _NUM_SPREAD_DEAR if is_dear else _NUM_SPREAD, generator)
+    spread = earlier.points[index]
     found = (evaluate_last or evaluate)(spread) - origin
     log_ratios = np.where(np.isfinite(found), found - log_proposal, -np.inf)
     emulator = emulate(np.concatenate([points, spread]), np.concatenate([values - origin, found]))
-    cloud = draw_cloud(emulator, cloud.draws, generator, reach=_REACH)
+    cloud = draw_cloud(emulator, earlier.draws, generator, reach=_REACH)
     share = max(effective_share(log_ratios), 1e-12)
     error = math.hypot(cloud.error, math.sqrt((1.0 / share - 1.0) / len(spread)))
     inside = np.flatnonzero(np.isfinite(values))
     kept, weights = masses(points[inside], cloud, max(_MOST_POINTS, 4 * size))
     chosen = inside[kept]
-    return Followed(chosen, points[chosen], weights, cloud, cloud.log_integral, error, spread, log_proposal, log_ratios)
+    last = spread, log_proposal, log_ratios
+    return Followed(chosen, points[chosen], weights, cloud, earlier, cloud.log_integral, error, *last)
 
 
 def effective_share(log_ratios: np.ndarray) -> float:
