@@ -175,8 +175,21 @@ def test_three_scales_against_quadrature():
         # one posterior, one answer: draws are at 128 points
         assert abs(draws[name].mean() - float(site.mean)) < 0.02 * sd[k]
         assert abs(draws[name].std() / float(site.sd) - 1.0) < 0.02
+    assert engine.diagnostics.messages == ()
     ends = engine.hyper["noise"].quantile(np.array([0.1, 0.9]))
     np.testing.assert_allclose(ends, np.quantile(draws["noise"], [0.1, 0.9]), atol=0.2 * sd[2])
+    # the same, as if the last points had found a density of half the width, and few of them had mass
+    run, explored = engine._run, engine._run.exploration
+    followed = explored.followed
+    wide = followed.earlier._replace(points=2.0 * followed.earlier.points)
+    vars(run).pop("_said_of_spreads")
+    vars(run)["exploration"] = explored._replace(followed=followed._replace(earlier=wide))
+    assert engine.diagnostics.messages == ()
+    vars(run).pop("_said_of_spreads")
+    few = followed._replace(earlier=wide, log_ratios=np.where(np.arange(len(followed.log_ratios)) < 12, 0.0, -50.0))
+    vars(run)["exploration"] = explored._replace(followed=few)
+    said = engine.diagnostics.messages[0]
+    assert "last look" in said and "'first' (mean by" in said and "engine.sample_exactly(key)" in said
 
 
 SIGMA = np.array([15.0, 10, 16, 11, 9, 11, 10, 18])

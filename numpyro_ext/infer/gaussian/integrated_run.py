@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 
 from ...compilation.collection import without_collection
 from ...compilation.transfer import aligned, to_device
@@ -121,10 +121,11 @@ class IntegratedRun(GaussianRun):
     def _said_of_spreads(self) -> tuple[str, ...]:
         """Messages on hyperparameters and field, where points that follow a density are few for them."""
         found = self.exploration
-        if found.followed is None or found.around is None:
+        if found.followed is None or found.around is None or found.spread is None:
             return ()
         earlier, now = found.followed.earlier, {n: (h.mean, h.sd) for n, h in self._known_hyper.items()}
-        said = judge_last_look(self._constrained(found.around.place(earlier.points)), earlier.weights, now)
+        before = self._constrained(found.around.place(earlier.points)), earlier.weights
+        said = judge_last_look(before, (found.spread.hyper, softmax(found.followed.log_ratios)), now)
         return said + judge_spreads({name: self._mixture(name) for name in found.fits.marginals})
 
     @property

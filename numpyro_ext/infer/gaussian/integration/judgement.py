@@ -26,7 +26,9 @@ OUTER, _WIDTH_OF_OUTER = 2.4, 0.9
 """Deviations, in the coordinates of a design, at which it is looked at among its outermost points, which are few, and
 the range for which such a look stands."""
 _LARGEST_SHIFT, _LARGEST_RATIO = 0.25, 1.4
-"""Change of a mean by the last points, in standard deviations, and factor of one, that are told."""
+"""Change of a mean by the last points, in standard deviations, and factor of one, that are told where the latter has a
+larger error by these points than the next."""
+_LARGEST_ERROR = 0.12
 _LARGEST_ERROR_OF_SPREAD = 0.1
 """Relative standard error of a standard deviation that is told."""
 _LEAST_FALL_OF_MODE, _LEAST_VALLEY = 7.0, 1.0
@@ -118,39 +120,53 @@ def judge_ratios(log_ratios: np.ndarray) -> tuple[str, ...]:
 
 
 def judge_last_look(
-    before: Mapping[str, Any], weights: np.ndarray, after: Mapping[str, tuple[Any, Any]]
+    before: tuple[Mapping[str, Any], np.ndarray],
+    last: tuple[Mapping[str, Any], np.ndarray],
+    after: Mapping[str, tuple[Any, Any]],
 ) -> tuple[str, ...]:
-    """Messages on hyperparameters of which the points evaluated last tell much that those before did not.
+    """Messages on hyperparameters of which the points evaluated last tell much that those before did not, and little
+    for certain, as few of them have most of the variance.
 
-    >>> before, half = {"tau": np.array([-1.0, 3.0])}, np.array([0.5, 0.5])
-    >>> (message,) = judge_last_look(before, half, {"tau": (0.9, 1.0)})
+    >>> half = {"tau": np.array([-1.0, 3.0])}, np.array([0.5, 0.5])
+    >>> few = {"tau": np.array([0.5, 0.9, 4.0])}, np.array([0.45, 0.45, 0.1])
+    >>> (message,) = judge_last_look(half, few, {"tau": (0.9, 1.0)})
     >>> message[:89]
     "The last look at the density of the hyperparameters changed much: 'tau' (mean by 0.1 stan"
-    >>> judge_last_look(before, half, {"tau": (0.9, 1.9)})
-    ()
+    >>> judge_last_look(half, half, {"tau": (0.9, 1.0)}), judge_last_look(half, few, {"tau": (0.9, 1.9)})
+    ((), ())
 
-    :param before: values of each site at points of the density as it was known without the last ones.
-    :param weights: of these points, summing to one.
+    :param before: values of each site at points of the density as it was known without the last ones, and weights of
+        these points, which sum to one.
+    :param last: the same at the points evaluated last.
     :param after: mean and standard deviation of each site as they are known now.
     """
     changed = []
     for name, moments in after.items():
-        values = np.reshape(np.asarray(before[name], float), (len(weights), -1))
-        old = weights @ values
-        old_sd = np.sqrt(weights @ np.square(values - old))
+        old, old_sd, _ = _moments(before[0][name], before[1])
+        error = float(np.max(_moments(last[0][name], last[1])[2], initial=0.0))
         mean, sd = map(np.ravel, moments)
         is_free = (sd > 0.0) & (old_sd > 0.0)
         shift = float(np.max(np.abs(mean - old)[is_free] / sd[is_free], initial=0.0))
         ratio = max((sd[is_free] / old_sd[is_free]).tolist(), key=lambda value: abs(np.log(value)), default=1.0)
-        if shift > _LARGEST_SHIFT or abs(np.log(ratio)) > np.log(_LARGEST_RATIO):
+        if error > _LARGEST_ERROR and (shift > _LARGEST_SHIFT or abs(np.log(ratio)) > np.log(_LARGEST_RATIO)):
             changed.append(f"{name!r} (mean by {shift:.2g} standard deviations, these by a factor of {ratio:.2g})")
     if not changed:
         return ()
     return (
         f"The last look at the density of the hyperparameters changed much: {', '.join(changed)}. What another one "
-        "would change is not known: their standard deviations, and those of the field that follow from them, may be a "
-        "fifth off. engine.sample_exactly(key) draws from the posterior.",
+        "would change is not known: their standard deviations, and those of the field that follow from them, are not "
+        "known well. engine.sample_exactly(key) draws from the posterior.",
     )
+
+
+def _moments(values: Any, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means and standard deviations over weighted points, and relative errors of the latter."""
+    flat = np.reshape(np.asarray(values, float), (len(weights), -1))
+    mean = weights @ flat
+    squares = np.square(flat - mean)
+    variance = weights @ squares
+    error = 0.5 * np.sqrt(np.square(weights) @ np.square(squares - variance))
+    return mean, np.sqrt(variance), error / np.where(variance > 0.0, variance, 1.0)
 
 
 def judge_spreads(marginals: Mapping[str, MarginalMixture]) -> tuple[str, ...]:
