@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dtrtri
+from scipy.linalg.lapack import dpotrf, dtrtri
 
 from .symbolic import Batch
 
 Array = NDArray[np.float64]
 
-# Triangular blocks are inverted by LAPACK, one by one, unless there are so many of them for each of their columns.
+# Own columns of fronts are factorised and inverted by LAPACK one front after the other, unless there are more than
+# so many fronts for each of their columns.
 _MANY_FRONTS = 4
 
 
@@ -59,7 +60,7 @@ def solve_lower(batches: Sequence[Batch], factor: Array, b: Array) -> Array:
     y = np.concatenate([b, np.zeros((1, b.shape[1]))])
     for batch in batches:
         inverse, lower = _parts(factor, batch)
-        own = _product(inverse, y[batch.columns])
+        own = _product(inverse, y.take(batch.columns, axis=0))
         y[batch.columns] = own
         if lower.size:
             change = _product(lower, own)
@@ -67,7 +68,7 @@ def solve_lower(batches: Sequence[Batch], factor: Array, b: Array) -> Array:
                 for rows, part in zip(batch.rows, change, strict=True):
                     y[rows] -= part
             else:  # number by number, which NumPy does several times faster than row by row
-                places = batch.rows.astype(np.int64)[..., None] * b.shape[1] + np.arange(b.shape[1])
+                places = batch.rows[..., None] * b.shape[1] + np.arange(b.shape[1])
                 np.subtract.at(y.reshape(-1), places.reshape(-1), change.reshape(-1))
     return y[:-1]
 
@@ -77,9 +78,9 @@ def solve_upper(batches: Sequence[Batch], factor: Array, b: Array) -> Array:
     x = np.concatenate([b, np.zeros((1, b.shape[1]))])
     for batch in reversed(batches):
         inverse, lower = _parts(factor, batch)
-        own = x[batch.columns]
+        own = x.take(batch.columns, axis=0)
         if lower.size:
-            own -= _product(_transposed(lower), x[batch.rows])
+            own -= _product(_transposed(lower), x.take(batch.rows, axis=0))
         x[batch.columns] = _product(_transposed(inverse), own)
     return x[:-1]
 
@@ -179,7 +180,7 @@ def _assemble(
     fronts, own, below = batch.shape
     front = np.zeros((fronts, own + below, own + below))
     flat = front.reshape(-1)
-    flat[batch.places] = values[batch.entries]
+    flat[batch.places] = values.take(batch.entries)
     flat[batch.padding] = diagonal_of_padding
     for child in batch.children:
         source = batches[child.batch]
@@ -239,16 +240,19 @@ def _invert_cholesky(matrices: Array, out: Array) -> None:
             raise _NotPositive
         out[:, 0, 0] = 1.0 / np.sqrt(pivots)
         return
-    try:
-        lower = np.asarray(np.linalg.cholesky(matrices), np.float64)
-    except np.linalg.LinAlgError as error:
-        raise _NotPositive from error
     if number > _MANY_FRONTS * size:
+        try:
+            lower = np.asarray(np.linalg.cholesky(matrices), np.float64)
+        except np.linalg.LinAlgError as error:
+            raise _NotPositive from error
         _invert_lower(lower, out)
         return
-    out[...] = lower
-    for inverse in out:
-        dtrtri(inverse.T, lower=0, overwrite_c=1)  # in place, as the transpose has the order of columns
+    out[...] = matrices
+    for one in out:
+        # in place, as the transpose has the order of columns
+        if dpotrf(one.T, lower=0, overwrite_a=1)[1]:
+            raise _NotPositive
+        dtrtri(one.T, lower=0, overwrite_c=1)
 
 
 def _invert_lower(lower: Array, out: Array) -> None:

@@ -24,6 +24,10 @@ from .pattern import SparsePattern
 _MOST_PADDED = 3.0
 """Entries with padding, in those without, up to which rows are padded to the longest for products with vectors."""
 
+_COLUMNS_AT_ONCE = 16
+"""Right-hand sides that are solved for together: of more, what fronts pass on leaves the cache, and memory for
+it is asked of the system each time."""
+
 
 @frozen_pytree
 class SparseFactor:
@@ -246,11 +250,18 @@ def _doubles(words: NDArray[np.generic]) -> NDArray[np.float64]:
 def _in_columns(
     function: Callable[[object, object, NDArray[np.float64]], NDArray[np.float64]],
 ) -> Callable[[SparsePattern, np.ndarray, np.ndarray], np.ndarray]:
-    """Function of right-hand sides of shape (n, k), for those of shape (n,) as well."""
+    """Function of right-hand sides of shape (n, k), for those of shape (n,) and for any number of columns as well."""
 
     def of_any_shape(pattern: SparsePattern, words: NDArray[np.generic], b: NDArray[np.generic]) -> NDArray[np.float64]:
-        columns = b.astype(np.float64).reshape(pattern.size, -1)
-        return function(analyse(pattern), _doubles(words), columns).reshape(b.shape)
+        analysis, factor = analyse(pattern), _doubles(words)
+        columns = b.astype(np.float64, copy=False).reshape(pattern.size, -1)
+        if columns.shape[1] <= _COLUMNS_AT_ONCE:
+            return function(analysis, factor, columns).reshape(b.shape)
+        found = np.empty_like(columns)
+        for first in range(0, columns.shape[1], _COLUMNS_AT_ONCE):
+            own = slice(first, first + _COLUMNS_AT_ONCE)
+            found[:, own] = function(analysis, factor, np.ascontiguousarray(columns[:, own]))
+        return found.reshape(b.shape)
 
     return of_any_shape
 

@@ -11,7 +11,8 @@ from .elimination_tree import EliminationTree
 from .front_times import LARGEST_BATCHED, seconds_of_front, seconds_of_leaf, share_sizes
 from .pattern import SparsePattern
 
-Indices = NDArray[np.int32]
+# NumPy takes elements by these as they are, and converts others each time.
+Indices = NDArray[np.intp]
 
 # Fronts are padded to the next of these sizes, and of all others to nothing.
 _PADDED = np.array([1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64])
@@ -31,7 +32,7 @@ class Children(NamedTuple):
     """Place of each parent in its batch, shape (stop - start,)."""
     is_last: bool
     """True if no later batch has children in that batch."""
-    places: NDArray[np.int64] | None = None
+    places: Indices | None = None
     """Places of all pairs of rows below in the fronts of the parents, shape (stop - start, B, B), where few."""
 
     @property
@@ -39,13 +40,13 @@ class Children(NamedTuple):
         """Bytes of the indices."""
         return self.parents.nbytes + (0 if self.places is None else self.places.nbytes)
 
-    def find_places(self, in_parent: Indices, width: int) -> NDArray[np.int64]:
+    def find_places(self, in_parent: Indices, width: int) -> Indices:
         """The places, for parents whose fronts have so many rows.
 
         :param in_parent: of the batch of the children.
         """
-        place = in_parent[self.start : self.stop].astype(np.int64)
-        down = (self.parents.astype(np.int64)[:, None] * width + place) * width
+        place = in_parent[self.start : self.stop]
+        down = (self.parents[:, None] * width + place) * width
         return down[:, :, None] + place[:, None, :]
 
 
@@ -63,26 +64,19 @@ class Batch(NamedTuple):
     """Place of each row below in the front of the parent, shape (m, B); 0 in the padding."""
     entries: Indices
     """Entries of the matrix that the fronts begin with, as indices of its values."""
-    places: NDArray[np.int64]
+    places: Indices
     """Their places in the fronts, which are an array of shape (m, K + B, K + B)."""
-    padding: NDArray[np.int64]
+    padding: Indices
     """Places of the diagonal of padded columns."""
     children: tuple[Children, ...]
     is_large: bool
     """True if the fronts are eliminated one by one: none of them has padding."""
+    shape: tuple[int, int, int]
+    """Fronts, their own columns, their rows below."""
     start: int
     """Start of the factor of this batch in the flat array of all."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Fronts, their own columns, their rows below."""
-        return self.columns.shape[0], self.columns.shape[1], self.rows.shape[1]
-
-    @property
-    def stop(self) -> int:
-        """End of the factor of this batch."""
-        fronts, own, below = self.shape
-        return self.start + fronts * own * (own + below)
+    stop: int
+    """End of it."""
 
     @property
     def nbytes(self) -> int:
@@ -285,15 +279,17 @@ def _batches(
         chosen = by_batch[entry_cuts[b] : entry_cuts[b + 1]]
         result.append(
             Batch(
-                columns.astype(np.int32),
-                below_rows.astype(np.int32),
-                in_parent.astype(np.int32),
-                chosen.astype(np.int32),
+                columns,
+                below_rows.astype(np.intp),
+                in_parent.astype(np.intp),
+                chosen,
                 places[chosen],
                 (fronts * (k + r) + column) * (k + r) + column,
                 tuple(children[b]),
                 not np.any(is_small[ids]),
+                (m, k, r),
                 start,
+                start + m * k * (k + r),
             )
         )
         start = result[-1].stop
@@ -343,7 +339,9 @@ def _assign(
     is_new = begins | np.append(False, chunk[1:] != chunk[:-1])
     batch, slot = np.empty(number, np.int64), np.empty(number, np.int64)
     batch[order] = np.cumsum(is_new) - 1
-    slot[order] = within - chunk * most
+    # those whose parents share a batch are next to each other, so that what they pass on is added at once
+    order = np.lexsort((parent, np.append(batch, number)[parent], batch))
+    slot[order] = np.arange(number) - np.searchsorted(batch[order], batch[order])
     return batch, slot
 
 
@@ -359,5 +357,5 @@ def _hand_on(
     cuts = np.flatnonzero(np.append(True, target[1:] != target[:-1]))
     for first, last in zip(cuts, np.append(cuts[1:], target.size), strict=True):
         children[int(target[first])].append(
-            Children(here, int(first), int(last), slot[above[first:last]].astype(np.int32), False)
+            Children(here, int(first), int(last), slot[above[first:last]].astype(np.intp), False)
         )
