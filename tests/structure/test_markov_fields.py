@@ -93,11 +93,19 @@ def test_islands_of_a_car_field_are_named(kind):
     adjacency = np.zeros((5, 5))
     adjacency[[0, 2], [2, 0]] = 1.0
 
-    def model(y):
-        field = dist.CAR(0.0, 0.5, 1.0, kind(adjacency), is_sparse=kind is scipy.sparse.csr_matrix)
-        numpyro.sample("y", dist.Poisson(jnp.exp(numpyro.sample("f", field))).to_event(1), obs=y)
+    def model(y, is_beside=False):
+        is_sparse = kind is scipy.sparse.csr_matrix
+        if is_beside:
+            f = numpyro.sample("f", dist.CAR(0.0, 0.5, 1.0, kind(adjacency), is_sparse=is_sparse))
+        else:
+            field = dist.CAR(0.0, 0.5, 1.0, kind(adjacency), is_sparse=is_sparse)
+            f = numpyro.sample("f", field)
+        numpyro.sample("y", dist.Poisson(jnp.exp(f)).to_event(1), obs=y)
 
     told = r"Nodes 1, 3, 4 have no neighbours. Islands are allowed in GaussianMarkovRandomField\(graph.scaled"
+    with pytest.raises(ModelStructureError, match=rf"(?s)^site 'f'.*{told}") as refused:
+        read_latent_gaussian(model, (np.ones(5, int), True))
+    assert refused.value.site == "f"
     with pytest.raises(ModelStructureError, match=told) as refused:
         read_latent_gaussian(model, (np.ones(5, int),))
     if kind is jnp.asarray:

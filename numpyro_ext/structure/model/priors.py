@@ -98,7 +98,7 @@ def _why_not_car(adjacency: Any) -> str | None:
     islands = "" if isinstance(adjacency, jax.core.Tracer) else islands_of(adjacency)
     if not islands:
         return None
-    return f"is a CAR field of a graph with islands, so that it has no density. {islands.removesuffix('.')}"
+    return f"is a CAR field of a graph with islands, which has no density. {islands.removesuffix('.')}"
 
 
 def islands_of(adjacency: Any) -> str:

@@ -165,11 +165,18 @@ def execution_error(error: Exception, last_site: str | None, call: ModelCall) ->
     :param str last_site: the last site before it.
     """
     where = f"after site '{last_site}'" if last_site else "before its first site"
-    what = _without_columns(str(error).strip(), call) or type(error).__name__
+    line = line_of_model(error, call.model)
     if islands := _islands_of_car(error):
-        what = f"{what.rstrip('.')}. {islands}"
+        name = re.search(r"sample\(\s*(['\"])(.+?)\1", line)
+        field = f"site '{name[2]}'{line} is" if name else f"the model has {where}{line}"
+        return ModelStructureError(
+            f"{field} a CAR field of a graph with islands, which has no density. {islands}",
+            reason=Reason.EXECUTION,
+            site=name[2] if name else None,
+        )
+    what = _without_columns(str(error).strip(), call) or type(error).__name__
     return ModelStructureError(
-        f"the model does not run on these arguments; {where}{line_of_model(error, call.model)} it fails with: "
+        f"the model does not run on these arguments; {where}{line} it fails with: "
         f"{what.rstrip('.')}. It was given {describe_arguments(call)}. {_remedy(what)}",
         reason=Reason.EXECUTION,
     )
