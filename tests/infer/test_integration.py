@@ -115,7 +115,7 @@ def test_draws_of_hyperparameters_are_of_their_density(integrate):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
-def test_between_the_points_of_a_lattice_states_are_those_of_fits(engine):
+def test_between_the_points_of_a_lattice_states_are_those_of_fits(engine, monkeypatch):
     fitted = run(engine, counts, np.array([3, 0, 5, 2, 1, 2])[GROUP] + np.arange(24) % 3, num_samples=10)._run
     around, found = fitted._surroundings, fitted.exploration
     points = np.linspace(-2.6, 2.6, 12)[:, None]
@@ -131,6 +131,13 @@ def test_between_the_points_of_a_lattice_states_are_those_of_fits(engine):
         np.testing.assert_allclose((mean - exact.mean[k]) / np.sqrt(exact.variance[k]), 0.0, atol=0.02)
         np.testing.assert_allclose(variance, exact.variance[k], rtol=0.02)
         assert np.max(np.abs(found.fits.marginals["effect"].mean[nearest[k]] - mean)) > 1e-4  # of another point
+
+    # A point far beyond its ends is known once it is fitted, and the others are compared again.
+    far, calls, fits = np.concatenate([points[:-1], [[-9.0]]]), [], type(around).fits
+    monkeypatch.setattr(type(around), "fits", lambda self, *a, **k: calls.append(len(a[0])) or fits(self, *a, **k))
+    between, exact = interpolated(around, found, far, states), fits(around, far, states, 1e-8)
+    assert calls == [5, 5]
+    np.testing.assert_allclose(between.objective, exact.objective, atol=0.02)
 
     # A lattice whose process is not that of the fits is told from one whose is.
     bent = found._replace(fits=found.fits._replace(objective=np.abs(found.points[:, 0])))
