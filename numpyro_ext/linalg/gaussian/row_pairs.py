@@ -16,6 +16,7 @@ from .design import LEAST_ENTRIES, SparseRows
 FEW_ENTRIES = 4
 """Entries of a row of which all pairs are looked up at once."""
 _PAIRS_AT_A_TIME = 1_000_000
+_MOST_ENTRIES_IN_LOOP = 100_000
 
 _Carry = TypeVar("_Carry")
 
@@ -37,10 +38,12 @@ def add_pairs(
     """
 
     if is_summed_by_pair(columns):
-        total = start
-        for i, j, terms in _each_pair(columns, values):
-            total = add(total, i, j, weight * terms)
-        return total
+
+        def add_pair(total: _Carry, first: Any, second: Any) -> _Carry:
+            i, j, terms = _products(columns, values, first, second)
+            return add(total, i, j, weight * terms)
+
+        return add_in_turn(add_pair, start, np.triu_indices(columns.shape[1]), columns.size)
 
     def chunk(total: _Carry, part: tuple[Array, Array, Array]) -> tuple[_Carry, None]:
         def of(width: int) -> Callable[[_Carry], _Carry]:
@@ -93,6 +96,22 @@ def sum_pairs(columns: Array, values: Array, entries: Callable[[Array, Array], A
     return found.reshape(-1)[: columns.shape[0]]
 
 
+def add_in_turn(add: Callable[..., _Carry], start: _Carry, parts: tuple[Any, ...], num_entries: int) -> _Carry:
+    """Sum of parts that are added one after the other.
+
+    :param add: ``(sum, *part) -> sum``.
+    :param start: the sum of no parts.
+    :param parts: arrays whose first axis is that of the parts.
+    :param int num_entries: entries of the rows. Up to some, a loop adds them: a program that holds the sum once takes
+        less time to compile, and a tenth more to run.
+    """
+    if num_entries <= _MOST_ENTRIES_IN_LOOP:
+        return lax.scan(lambda total, part: (add(total, *part), None), start, parts)[0]
+    for k in range(len(parts[0])):
+        start = add(start, *(part[k] for part in parts))
+    return start
+
+
 def is_summed_by_pair(columns: Array) -> bool:
     """True if sums over many rows of few entries take a pair of entries of all rows after the other: what is looked up
     is then added at once, which is two to six times as fast.
@@ -113,7 +132,7 @@ def _each_pair(columns: Array, values: Array) -> Iterator[tuple[Array, Array, Ar
         yield _products(columns, values, first, second)
 
 
-def _products(columns: Array, values: Array, first: object, second: object) -> tuple[Array, Array, Array]:
+def _products(columns: Array, values: Array, first: Any, second: Any) -> tuple[Array, Array, Array]:
     a, b = columns[:, first], columns[:, second]
     # Of two entries at one column, the pair and its mirror image fall on the same element.
     times = jnp.where((a == b) & (first != second), 2.0, 1.0).astype(values.dtype)

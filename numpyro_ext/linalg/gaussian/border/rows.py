@@ -13,7 +13,7 @@ from jax import Array
 from ...cholesky import from_lower, inverse_lower, solve_lower
 from ...frozen_pytree import frozen_pytree
 from ..design import SparseRows
-from ..row_pairs import gram_lower, sum_pairs
+from ..row_pairs import add_in_turn, gram_lower, sum_pairs
 from .arrow import ArrowFactor
 from .coupling import Coupling
 
@@ -98,9 +98,12 @@ class BorderEntries:
         size = self.rows.num_columns
         width = size if self.met is None else self.met.shape[1]
         total = jnp.zeros((*like.shape[:2], width), weighted.dtype)
+
+        def add(total: Array, places: Array, values: Array) -> Array:
+            return total.at[block, position, places[:, None]].add(weighted * values[:, None])
+
         # one entry of the border of all rows after the other: nothing is made that is as large as all pairs
-        for places, values in zip(self.places.T, self.rows.values.T, strict=True):
-            total = total.at[block, position, places[:, None]].add(weighted * values[:, None])
+        total = add_in_turn(add, total, (self.places.T, self.rows.values.T), self.places.size)
         return Coupling(self._of_whitened(total), self.met, size)
 
     def row_variance(self, values: Array, at: tuple[Array, Array], posterior: ArrowFactor, local: Array) -> Array:
