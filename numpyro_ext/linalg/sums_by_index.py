@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from .host_call import host_call
 
+_AT_A_TIME = 2**18
+"""Numbers that NumPy converts at once: of millions, memory for what it converts takes longer than their sums."""
+
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
 def sums_by_index(terms: Array, index: Array, size: int) -> Array:
@@ -32,7 +35,12 @@ def sums_by_index(terms: Array, index: Array, size: int) -> Array:
         return _by_program(terms, index, size)
 
     def on_host(terms: NDArray[np.floating], index: NDArray[np.integer]) -> NDArray[Any]:
-        return np.bincount(index.reshape(-1), terms.reshape(-1), size)[:size]
+        numbers, places = terms.reshape(-1), index.reshape(-1)
+        total = np.bincount(places[:_AT_A_TIME], numbers[:_AT_A_TIME], size)[:size]
+        for start in range(_AT_A_TIME, places.size, _AT_A_TIME):
+            own = slice(start, start + _AT_A_TIME)
+            total += np.bincount(places[own], numbers[own], size)[:size]
+        return total
 
     found: Array = host_call(on_host, jax.ShapeDtypeStruct((size,), terms.dtype), terms, index)
     return found

@@ -54,7 +54,9 @@ def sums(terms, index, size):
     return jnp.zeros(size).at[index].add(terms, mode="drop")
 
 
-def test_sums_by_index_and_their_derivatives_are_those_of_the_program():
+@pytest.mark.parametrize("at_a_time", [2**18, 4])
+def test_sums_by_index_and_their_derivatives_are_those_of_the_program(at_a_time, monkeypatch):
+    monkeypatch.setattr("numpyro_ext.linalg.sums_by_index._AT_A_TIME", at_a_time)
     draws = np.random.default_rng(1)
     terms, index = jnp.asarray(draws.normal(size=(50, 4))), jnp.asarray(draws.integers(0, 8, (50, 4)))
     np.testing.assert_allclose(sums_by_index(terms, index, 7), sums(terms, index, 7), rtol=1e-13)
