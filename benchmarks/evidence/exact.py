@@ -1,13 +1,15 @@
 """Exact draws in the coordinates of a fit beside NUTS on the model as written and non-centred.
 
 ``python -m benchmarks.evidence.exact WORK`` writes ``results/<date>-exact.md``, and goes on where it was stopped;
-``--only`` names models. One chain each; the smallest effective sample size of the latent sites, over the CPU-seconds of
-a run that compiles nothing, warm-up included. The next fit is in the seconds of its coordinates.
+``--only`` names models. One chain of NUTS, the four of ``sample_exactly``; the smallest effective sample size of the
+latent sites, over the CPU-seconds of a run that compiles nothing, warm-up included. The next fit is in the seconds of
+its coordinates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,19 +20,19 @@ import numpyro.distributions as dist
 from jax import random
 from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import init_to_sample
 from numpyro.infer.reparam import LocScaleReparam
 
 from numpyro_ext import keep_compiled_programs, models
 from numpyro_ext.datasets import load_coal_mining_counts
-from numpyro_ext.infer import EP, PosteriorReparam
+from numpyro_ext.infer import EP
 from tests import gallery
 
-from ..harness import CompiledNuts, Study, blocks, first_and_next, table
+from ..harness import SCOREBOARD, CompiledNuts, Study, blocks, cpu_seconds, first_and_next, table
+from ..scores import park
 from .exact_costs import COSTS, cost_lines, cox_process
 
-NUM_SAMPLES = 500
-WARMUP, WARMUP_IN_COORDINATES = 500, 200
+WARMUP, NUM_SAMPLES = 500, 1000
+NUM_CHAINS, WARMUP_IN_COORDINATES = 4, 200
 COORDINATES = "in the coordinates of EP"
 Model = Callable[..., None]
 
@@ -145,39 +147,71 @@ ONE_FORM = {
 """Models without locations and scales to take out: as written they are non-centred."""
 
 
-def measure(model: Model, args: tuple[Any, ...], num_warmup: int, extra: float = 0.0, **options: Any) -> list[float]:
-    """Effective draws, per 1000 gradients and per CPU-second of sampling, divergences, and CPU-seconds of compilation.
-
-    :param float extra: CPU-seconds of what was done before sampling.
-    """
-    nuts = CompiledNuts(model, num_warmup, NUM_SAMPLES, *args, **options)
-    chains = nuts.run(1)
+def _smallest(draws: Mapping[str, np.ndarray]) -> list[float]:
+    """Smallest effective sample sizes of the sites, and of their squares about the means, which are their variances."""
     with np.errstate(all="ignore"):  # constants have none
-        smallest = min(float(np.nanmin(effective_sample_size(values))) for values in chains.draws.values())
-    per_second = smallest / (chains.seconds + extra)
-    return [smallest, 1000 * smallest / chains.gradients, per_second, chains.divergent, nuts.compilation]
+        sizes = [effective_sample_size(v) for v in draws.values()]
+        squares = [effective_sample_size(np.square(v - v.mean((0, 1)))) for v in draws.values()]
+        return [min(float(np.nanmin(v)) for v in of) for of in (sizes, squares)]
+
+
+def _figures(draws: Mapping[str, np.ndarray], gradients: int, seconds: float, rest: Sequence[float]) -> list[float]:
+    smallest, of_squares = _smallest(draws)
+    return [smallest, of_squares, 1000 * smallest / gradients, smallest / seconds, *rest]
+
+
+def measure(model: Model, args: tuple[Any, ...]) -> list[float]:
+    """Of one chain of NUTS effective draws, of squares too, per 1000 gradients and per CPU-second of sampling,
+    divergences, and CPU-seconds of compilation."""
+    nuts = CompiledNuts(model, WARMUP, NUM_SAMPLES, *args)
+    chains = nuts.run(1)
+    return _figures(chains.draws, chains.gradients, chains.seconds, [chains.divergent, nuts.compilation])
+
+
+def measure_exact(engine: EP, args: tuple[Any, ...], fit: float) -> list[float]:
+    """The same of ``engine.sample_exactly``, whose next run has the seconds of the next fit too."""
+    exact, first = cpu_seconds(engine.sample_exactly, random.key(0), NUM_SAMPLES, num_chains=NUM_CHAINS)
+    exact.post_warmup_state = None
+    _, later = cpu_seconds(exact.run, random.key(1), *args)
+    draws = {name: np.asarray(values) for name, values in exact.get_samples(group_by_chain=True).items()}
+    gradients = int(np.sum(exact.get_extra_fields()["num_steps"]))
+    return _figures(draws, gradients, later + fit, [exact.num_diverging, first - later])
+
+
+def compare_park(draw: int) -> dict[str, Any]:
+    """The park in these coordinates, beside the run of NUTS that the scoreboard keeps."""
+    args = park.data()
+    engine = EP(park.rule, progress_bar=False)
+    _, _, fit = first_and_next(lambda _: engine.run(random.key(0), *args))
+    kept = json.loads(SCOREBOARD.read_text())["park"]["NUTS"]
+    sizes = [min(map(min, kept[key].values())) for key in ("effective", "effective_of_squares")]
+    rates = [1000 * sizes[0] / kept["steps"], sizes[0] / kept["first"]]
+    return {
+        "ways": {
+            "as written": [*sizes, *rates, kept["divergences"], np.nan],
+            COORDINATES: measure_exact(engine, args, fit),
+        }
+    }
 
 
 def compare(draw: int, name: str) -> dict[str, Any]:
     """Figures of NUTS on two ways to write a model, and in the coordinates of EP; or why there are none."""
     model, args = MODELS[name](True)
-
-    def coordinates(_: int) -> PosteriorReparam:
-        engine.run(random.key(0), *args)
-        return PosteriorReparam(engine)
-
     try:
         engine = EP(model, progress_bar=False)
-        reparam, _, seconds = first_and_next(coordinates)
-        options = {"adapt_mass_matrix": False, "init_strategy": init_to_sample}
-        within = measure(reparam.reparam(), args, WARMUP_IN_COORDINATES, seconds, **options)
-        found = {"as written": measure(model, args, WARMUP)}
+        _, _, fit = first_and_next(lambda _: engine.run(random.key(0), *args))
+        within = measure_exact(engine, args, fit)
+        found = {"as written": measure(model, args)}
         if name not in ONE_FORM:
-            found["non-centred"] = measure(*MODELS[name](False), WARMUP)
+            found["non-centred"] = measure(*MODELS[name](False))
         found[COORDINATES] = within
     except (ValueError, ArithmeticError, RuntimeError) as error:  # it stands among the losses
         return {"failed": " ".join(f"{type(error).__name__}: {error}".split())}
     return {"ways": found}
+
+
+COMPARED = {name: partial(compare, name=name) for name in MODELS} | {"park": compare_park}
+"""Experiments by name."""
 
 
 def _rate(number: float, digits: int) -> str:
@@ -187,27 +221,34 @@ def _rate(number: float, digits: int) -> str:
 
 def page(found: dict[str, list[Any]]) -> list[str]:
     """Lines of the report: the table, and the rows that are lost."""
-    failed = {name: each["failed"] for name in MODELS for each in found[name] if "failed" in each}
-    ways = {name: each["ways"] for name in MODELS for each in found[name] if "ways" in each}
-    gains = {name: {way: of[COORDINATES][2] / row[2] for way, row in of.items()} for name, of in ways.items()}
+    failed = {name: each["failed"] for name in COMPARED for each in found[name] if "failed" in each}
+    ways = {name: each["ways"] for name in COMPARED for each in found[name] if "ways" in each}
+    gains = {name: {way: of[COORDINATES][3] / row[3] for way, row in of.items()} for name, of in ways.items()}
     rows = (
-        (name, way, f"{of[0]:.0f}", _rate(of[1], 1), _rate(of[2], 0), of[3], f"{of[4]:.1f}", _rate(gains[name][way], 1))
+        (
+            *(name, way, f"{of[0]:.0f}", f"{of[1]:.0f}", _rate(of[2], 1), _rate(of[3], 0), of[4]),
+            *("-" if np.isnan(of[5]) else f"{of[5]:.1f}", _rate(gains[name][way], 1)),
+        )
         for name in ways
         for way, of in ways[name].items()
     )
     losses = [f"{name}, {way} ({gain:.1f})" for name in gains for way, gain in gains[name].items() if gain < 1.0]
-    missing = [name for name in MODELS if not found[name]]
+    missing = [name for name in COMPARED if not found[name]]
     written = [of["as written"] for of in gains.values()]
     best = [min(gain for way, gain in of.items() if way != COORDINATES) for of in gains.values()]
     return blocks(
         "# Exact draws in the coordinates of a fit",
-        f"One chain: {WARMUP} + {NUM_SAMPLES} steps of NUTS; in these of EP {WARMUP_IN_COORDINATES} + the same. "
-        "CPU-seconds are those of sampling by a compiled program, with warm-up; in the coordinates of EP with its next "
-        "fit. `MCMC` compiles this program in each of its runs (NumPyro 0.22), which takes the seconds of the last "
-        "column but one, with the first state. Gain: effective draws a CPU-second in these coordinates over those of "
-        "the row. Models without a row non-centred are so as written, or have no locations and scales to take out.",
+        f"NUTS: one chain of {WARMUP} + {NUM_SAMPLES} steps; in the coordinates of EP `sample_exactly` with "
+        f"{NUM_CHAINS} chains of {WARMUP_IN_COORDINATES} + {NUM_SAMPLES}. CPU-seconds are those of sampling by a "
+        "compiled program, with warm-up; in the coordinates of EP with its next fit. `MCMC` compiles this program in "
+        "each of its runs (NumPyro 0.22), which takes the seconds of the last column but one, with the first state. "
+        "Effective sizes are the smallest of all latent and deterministic sites; of squares they are what standard "
+        "deviations rest on. Gain: effective draws a CPU-second in these coordinates over those of the row. Models "
+        "without a row non-centred are so as written, or have no locations and scales to take out; NUTS in the park is "
+        "the run of the scoreboard.",
         table(
-            "model | NUTS | smallest ESS | per 1000 gradients | per CPU-second | divergences | compiled, s | gain",
+            "model | draws | smallest ESS | of squares | per 1000 gradients | per CPU-second | divergences | "
+            "compiled, s | gain",
             rows,
         ),
         f"Median gain over the model as written {np.median(written):.1f}, over the better of its forms "
@@ -225,7 +266,7 @@ def page(found: dict[str, list[Any]]) -> list[str]:
 def main() -> None:
     """Measure what ``WORK`` lacks, and write the page."""
     keep_compiled_programs(False)
-    study = Study(__doc__, {name: partial(compare, name=name) for name in MODELS} | COSTS)
+    study = Study(__doc__, COMPARED | COSTS)
     study.write("exact", page(study.run()))
 
 

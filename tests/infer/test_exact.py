@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import signal
 
 import arviz as az
 import jax
@@ -103,7 +104,7 @@ def _wrong(engine):
     precision = 0.3 * sites.site_precision
     shift = 0.3 * sites.site_shift + 2.0 * jnp.sqrt(precision)
     wrong = dataclasses.replace(right, sites=dataclasses.replace(sites, site_precision=precision, site_shift=shift))
-    vars(run)["coordinates"] = wrong
+    vars(run)["_coordinates"] = wrong
     return right
 
 
@@ -115,7 +116,7 @@ def test_density_is_that_of_numpyro_times_the_determinant(groups, is_wrong):
         reparam = PosteriorReparam(groups)
     finally:
         if is_wrong:
-            vars(groups._run)["coordinates"] = right
+            vars(groups._run)["_coordinates"] = right
     _check_density(reparam, intercepts, (COUNTS,))
     assert reparam.coordinates.held == {}
 
@@ -208,8 +209,14 @@ def _check_density(reparam, model, args):
 
 @pytest.mark.thorough
 def test_short_chains_say_what_is_wrong_and_quadrature_has_no_sites(groups):
-    with pytest.warns(UserWarning, match=r"more draws.*r-hat.*factor farthest.*counts\["):
-        exact = groups.sample_exactly(random.key(0), 10, num_chains=1, num_warmup=0)
+    right = _wrong(groups)
+    try:
+        with pytest.warns(UserWarning, match=r"more draws.*r-hat.*factor farthest.*counts\["):
+            exact = groups.sample_exactly(random.key(0), 10, num_chains=1, num_warmup=30)
+        with pytest.warns(UserWarning, match="longer warm-up: no transition was accepted"):
+            groups.sample_exactly(random.key(0), 4, num_chains=1, num_warmup=0)
+    finally:
+        vars(groups._run)["_coordinates"] = right
     assert len(exact.messages) == 1
     assert exact.agreement["rate"].word == "unknown"
     engine = fitted(intercepts, COUNTS, engine=AdaptiveQuadrature, field=["rate"])
@@ -242,6 +249,25 @@ def test_weights_are_equal_where_the_posterior_is_gaussian():
     weigh = log_weight_and_sites(PosteriorReparam(engine), (x, np.array(y)), {})
     weights = jax.jit(jax.vmap(lambda white: weigh(white)[0]))(random.normal(random.key(0), (8, 2)))
     np.testing.assert_allclose(weights, float(engine.log_evidence), rtol=1e-9)
+
+
+@pytest.mark.thorough
+def test_a_fit_of_another_precision_is_refused():
+    """In whichever way x64 was switched after the run, also where the coordinates were asked for before."""
+
+    def rates(counts):
+        rate = numpyro.sample("rate", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        numpyro.sample("counts", dist.Poisson(jnp.exp(rate)).to_event(1), obs=counts)
+
+    double = fitted(rates, np.array([3.0, 5.0, 2.0]), engine=LaplaceApproximation)
+    PosteriorReparam(double)
+    with jax.enable_x64(False):
+        for asked in (PosteriorReparam, IndependenceMetropolis, lambda e: e.sample_exactly(random.key(0))):
+            with pytest.raises(ValueError, match=r"run in float64.*float32 now.*switch x64 on"):
+                asked(double)
+        single = fitted(rates, np.array([3.0, 5.0, 2.0], np.float32), engine=LaplaceApproximation)
+    with pytest.raises(ValueError, match=r"run in float32.*float64 now.*run it again, or switch x64 off"):
+        single.sample_exactly(random.key(0))
 
 
 @pytest.mark.parametrize("key", [0, None, np.arange(2.0)])
@@ -405,7 +431,7 @@ def test_draws_are_exact_whatever_the_fit_was(groups, is_wrong):
     try:
         exact = groups.sample_exactly(random.key(5), 1000, num_chains=2)
     finally:
-        vars(groups._run)["coordinates"] = right
+        vars(groups._run)["_coordinates"] = right
     _assert_moments(exact.get_samples(group_by_chain=True), _by_quadrature())
     assert set(exact.get_samples()) == {"scale", "level", "rate", "first"}
     # the scale is at its optimum in this fit, which has no spread
@@ -474,14 +500,47 @@ def test_nuts_on_the_reparameterised_model_gives_the_sites(groups):
 
 @pytest.mark.thorough
 def test_draws_go_on_in_parts(groups):
-    exact = groups.sample_exactly(random.key(4), 200, num_chains=2)
+    whole = groups.sample_exactly(random.key(4), 800, num_chains=2)
+    exact = groups.sample_exactly(random.key(4), 400, num_chains=2)
     first, said = exact.get_samples(), exact.agreement
     exact.post_warmup_state = exact.last_state
     exact.run(exact.last_state.rng_key, COUNTS)
     second = exact.get_samples()
-    assert second["rate"].shape == (400, 3)
+    assert second["rate"].shape == (800, 3)
     assert not np.isin(np.ravel(second["rate"]), np.ravel(first["rate"])).any()
     assert exact.agreement["rate"].gap != said["rate"].gap
+    exact.warmup(random.key(4), COUNTS)
+    exact.run(exact.last_state.rng_key, COUNTS)
+    np.testing.assert_array_equal(exact.get_samples()["rate"], first["rate"])
+    _check_interrupted_run(whole)
+
+
+def _check_interrupted_run(exact):
+    """Ctrl-C between blocks of a run of the same key and program keeps the draws before it, and a run goes on."""
+    whole = exact.get_samples(group_by_chain=True)["rate"]
+    programs, at = exact._compiled[1], 300
+
+    def block(state, number):
+        if state.i >= at:
+            signal.raise_signal(signal.SIGINT)
+        return programs[0](state, number)
+
+    exact._compiled = exact._compiled[0], (block, programs[1])
+    exact.post_warmup_state = None
+    exact.run(random.key(4), COUNTS)
+    drawn = exact.get_samples(group_by_chain=True)["rate"]
+    number = drawn.shape[1]
+    assert 0 < number < 800
+    assert exact.num_samples == number
+    np.testing.assert_array_equal(drawn, whole[:, :number])
+    assert any(f"Interrupted after {number} of 800" in message for message in exact.messages)
+    assert az.from_numpyro(exact).posterior["rate"].shape == (2, number, 3)
+    exact.post_warmup_state, exact.num_samples, at = exact.last_state, 800 - number, np.inf
+    exact.run(exact.last_state.rng_key, COUNTS)
+    np.testing.assert_array_equal(exact.get_samples(group_by_chain=True)["rate"], whole[:, number:])
+    exact.post_warmup_state, at = None, 100  # before anything is drawn
+    with pytest.raises(KeyboardInterrupt):
+        exact.run(random.key(4), COUNTS)
 
 
 def grouped_counts(counts):

@@ -371,9 +371,22 @@ class GaussianRun(FinishedRun):
                 hyper[name] = (free, jnp.asarray(factor[space.slices[name]], mean.dtype))
         return fitted_guide(reading.model, reading.args, reading.kwargs, field=field, hyper=hyper, params=params)
 
-    @cached_property
+    @property
     def coordinates(self) -> FieldCoordinates:
-        """Map from normal numbers to the sites of the model, with the sites of the fit held."""
+        """Map from normal numbers to the sites of the model, with the sites of the fit held.
+
+        :raises ValueError: if the fit has another precision than JAX has now, or no such coordinates.
+        """
+        fitted, now = self.fit.last_state.values.dtype, jnp.zeros(()).dtype
+        if fitted != now:  # the recording of the model has the numbers of then
+            raise ValueError(
+                f"The engine was run in {fitted}, and JAX computes in {now} now: run it again, or switch x64 "
+                f"{'off' if now == np.float64 else 'on'} (numpyro.enable_x64)."
+            )
+        return self._coordinates
+
+    @cached_property
+    def _coordinates(self) -> FieldCoordinates:
         posterior, mean, _, _ = self.programs.rows(*self.inputs)
         return field_coordinates(self.reading, self.space, posterior, mean, self._hyper_moments)
 

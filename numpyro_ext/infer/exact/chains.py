@@ -1,0 +1,92 @@
+"""Loop over the steps of a chain in blocks, between which it can be stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from tqdm import tqdm
+
+LARGEST_BLOCK = 100
+"""Draws of a block."""
+_FIRST_BLOCK = 10
+_SECONDS = 0.3
+"""Time of a block, about, within which Ctrl-C is heard."""
+
+Fields = dict[str, Any]
+Block = Callable[[Any, int], tuple[Any, Fields]]
+
+
+class Drawn(NamedTuple):
+    """State of chains after some draws, and these; a block at a time, so that both always belong together."""
+
+    state: Any
+    blocks: tuple[Fields, ...] = ()
+    number: int = 0
+
+    @property
+    def fields(self) -> Fields:
+        """Fields of all draws, chains on the first axis and draws on the second."""
+        joined = jax.tree.map(lambda *parts: np.concatenate(parts), *self.blocks)
+        return dict(jax.tree.map(lambda x: np.swapaxes(x, 0, 1), joined))
+
+
+def block_of(step: Callable[[Any], Any], names: tuple[str, ...], thinning: int) -> Block:
+    """Compiled function that makes so many draws, at most :data:`LARGEST_BLOCK`: the new state, and the fields of each.
+
+    :param step: from a state to the next.
+    :param names: fields that are kept.
+    :param thinning: steps to a draw.
+    """
+
+    def fields(state: Any) -> Fields:
+        return {name: getattr(state, name) for name in names}
+
+    @jax.jit
+    def block(state: Any, number: int) -> tuple[Any, Fields]:
+        def draw(i: Array, moving: tuple[Any, Fields]) -> tuple[Any, Fields]:
+            state, kept = moving
+            state = lax.fori_loop(0, thinning, lambda _, s: step(s), state) if thinning > 1 else step(state)
+            return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), kept, fields(state))
+
+        nothing = jax.tree.map(lambda x: jnp.zeros((LARGEST_BLOCK, *x.shape), x.dtype), fields(state))
+        return lax.fori_loop(0, number, draw, (state, nothing))
+
+    return block
+
+
+def draw_in_blocks(block: Block, state: Any, num_warmup: int, number: int, bar: tqdm) -> tuple[Drawn, bool]:
+    """Draws after a warm-up, and whether Ctrl-C has ended them early; how they are parted changes none.
+
+    :param block: of :func:`block_of`.
+    :param num_warmup: draws that are not kept.
+    :param number: draws that are.
+    :raises KeyboardInterrupt: if nothing was drawn yet.
+    """
+    drawn, size = Drawn(state), _FIRST_BLOCK
+    try:
+        while drawn.number < num_warmup + number:
+            is_warming = drawn.number < num_warmup
+            now = min(size, (num_warmup if is_warming else num_warmup + number) - drawn.number)
+            start = time.perf_counter()
+            state, found = block(drawn.state, now)
+            found = _first(now, found)  # waits for the draws
+            drawn = Drawn(state, drawn.blocks if is_warming else (*drawn.blocks, found), drawn.number + now)
+            seconds = time.perf_counter() - start
+            size = int(np.clip(now * _SECONDS / seconds, 1, min(2 * size, LARGEST_BLOCK)))
+            bar.update(now)
+    except KeyboardInterrupt:
+        if not drawn.blocks:
+            raise
+        return drawn, True
+    return drawn, False
+
+
+def _first(number: int, fields: Fields) -> Fields:
+    """The first draws of a block as arrays of their own; slices of JAX would compile for each number."""
+    return dict(jax.tree.map(lambda x: np.asarray(x)[:number].copy(), fields))

@@ -1,0 +1,208 @@
+r"""Hamiltonian Monte Carlo whose flow is that of a standard normal, corrected by what the target has beyond it.
+
+In the coordinates of a fit the posterior is nearly :math:`N(0, I)`, whose flow is a rotation of positions and momenta
+without any error. Kicks by the slope of the log weight, target over normal, do the rest. One step, and one gradient, is
+often a quarter of a turn, after which a draw of a normal target is independent of the one before. Leapfrog steps would
+have to be short in many dimensions, and the trees of NUTS go several times as far.
+
+Shahbaba, Lan, Johnson and Neal (2014), *Split Hamiltonian Monte Carlo*, Section 3.1; Beskos, Pinski, Sanz-Serna and
+Stuart (2011), *Hybrid Monte Carlo on Hilbert spaces*. The number of steps is adapted by dual averaging (Hoffman and
+Gelman 2014, Section 3.2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+from numpyro.infer.mcmc import MCMCKernel
+
+from .kernel import log_weight_and_sites
+from .reparam import LATENT, PosteriorReparam, log_normal
+
+_SHORTEST, _LONGEST = 1.2, 2.4
+"""Angles of a trajectory, drawn evenly: about a quarter of a turn, and somewhat more for what is wider than normal."""
+_MOST_STEPS = 1024
+_LARGEST_ERROR = 1000.0
+"""Error of the energy from which on a transition counts as divergent, as in NUTS."""
+_EAGERNESS, _DELAY, _DECAY = 5.0, 10.0, 0.75
+"""Constants of dual averaging."""
+_FAR_MEAN, _FAR_SD = 0.5, 1.5
+"""Mean and ratio of standard deviations from which on a coordinate is moved to what the warm-up has seen: noise would
+cost more than it mends elsewhere."""
+_FEWEST_SEEN = 50
+
+
+class Adaptation(NamedTuple):
+    """Steps of a trajectory, and where coordinates are, as the warm-up has found."""
+
+    log_steps: Array
+    mean_log_steps: Array
+    excess: Array
+    """Average of the acceptance that is asked for over what was found."""
+    center: Array
+    """Shape ``(size,)``, as the three below."""
+    scale: Array
+    total: Array
+    squares: Array
+
+
+class RotationState(NamedTuple):
+    """State of all chains; arrays have the chains on their first axis, but for ``i`` and ``adaptation``."""
+
+    i: Array
+    z: dict[str, Array]
+    log_weight: Array
+    """Log density of the model over that of a standard normal; minus infinity before the first step."""
+    slope: Array
+    """Its gradient."""
+    potential_energy: Array
+    num_steps: Array
+    """Gradients of the last trajectory."""
+    accept_prob: Array
+    diverging: Array
+    adaptation: Adaptation
+    rng_key: Array
+
+
+class Rotations(MCMCKernel):
+    """Kernel that moves chains side by side in the coordinates of a fit; they share what the warm-up adapts.
+
+    :param PosteriorReparam reparam: the coordinates.
+    :param num_chains: number of chains.
+    :param target_accept_prob: average acceptance to which the number of steps is adapted.
+    :param is_in_turn: gradients of chains one after the other, where these side by side would need too much memory.
+    """
+
+    sample_field = "z"
+    default_fields = ("z", "diverging", "num_steps", "accept_prob", "potential_energy")
+    is_ensemble_kernel = True
+
+    def __init__(
+        self, reparam: PosteriorReparam, num_chains: int, target_accept_prob: float, is_in_turn: bool = False
+    ) -> None:
+        self._reparam, self._num_chains = reparam, num_chains
+        self._target_accept_prob, self.is_in_turn = target_accept_prob, is_in_turn
+        self._num_warmup = 0
+
+    @property
+    def model(self) -> Callable[..., Any]:
+        """The model of the engine, which ArviZ asks for log likelihoods."""
+        return self._reparam.model
+
+    def init(
+        self,
+        rng_key: Array,
+        num_warmup: int,
+        init_params: object = None,
+        model_args: tuple[object, ...] = (),
+        model_kwargs: dict[str, object] | None = None,
+    ) -> RotationState:
+        """State before the first step, which goes to a draw of the approximation and evaluates the model there."""
+        self._num_warmup = num_warmup
+        rng_key, key = random.split(rng_key)
+        shape = self._num_chains, self._reparam.coordinates.size
+        white = random.normal(key, shape)
+        zeros, none = jnp.zeros(shape[0], white.dtype), jnp.zeros(shape[1], white.dtype)
+        start = jnp.asarray(math.log(2.0), white.dtype)
+        adaptation = Adaptation(start, start, jnp.zeros_like(start), none, none + 1.0, none, none)
+        return RotationState(
+            jnp.asarray(0),
+            {LATENT: white},
+            zeros - jnp.inf,
+            jnp.zeros_like(white),
+            zeros + jnp.inf,
+            jnp.zeros(shape[0], int),
+            zeros,
+            jnp.zeros(shape[0], bool),
+            adaptation,
+            rng_key,
+        )
+
+    def sample(
+        self, state: RotationState, model_args: tuple[object, ...], model_kwargs: dict[str, object] | None
+    ) -> RotationState:
+        """State after one trajectory of each chain."""
+        weigh = log_weight_and_sites(self._reparam, model_args, model_kwargs or {})
+        evaluate = jax.value_and_grad(lambda white: weigh(white)[0])
+        every = (lambda rows: lax.map(evaluate, rows)) if self.is_in_turn else jax.vmap(evaluate)
+        rng_key, key_momentum, key_angle, key_steps, key_choice = random.split(state.rng_key, 5)
+        found, white = state.adaptation, state.z[LATENT]
+        is_warming = state.i < self._num_warmup
+        steps = jnp.exp(jnp.where(is_warming, found.log_steps, found.mean_log_steps))
+        num_steps = jnp.clip(jnp.floor(steps + random.uniform(key_steps)), 1, _MOST_STEPS).astype(int)
+        angle = random.uniform(key_angle, (), white.dtype, _SHORTEST, _LONGEST) / num_steps
+        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        momentum = random.normal(key_momentum, white.shape, white.dtype)
+
+        def kicked(momentum: Array, place: Array, white: Array, slope: Array) -> Array:
+            # the slope of the log weight over a normal about the center that the warm-up has found
+            return momentum + 0.5 * angle * (found.scale * (slope - white) + place)
+
+        def step(_: Array, moving: tuple[Array, ...]) -> tuple[Array, ...]:
+            place, momentum, white, _, slope = moving
+            momentum = kicked(momentum, place, white, slope)
+            place, momentum = cos * place + sin * momentum, cos * momentum - sin * place
+            white = found.center + found.scale * place
+            log_weight, slope = every(white)
+            return place, kicked(momentum, place, white, slope), white, log_weight, slope
+
+        place = (white - found.center) / found.scale
+        _, end, *reached = lax.fori_loop(0, num_steps, step, (place, momentum, white, state.log_weight, state.slope))
+        log_density = jax.vmap(log_normal)
+        before = state.log_weight + log_density(white) - 0.5 * jnp.sum(jnp.square(momentum), 1)
+        after = reached[1] + log_density(reached[0]) - 0.5 * jnp.sum(jnp.square(end), 1)
+        # A chain without a density takes the first place that has one.
+        gain = jnp.where(jnp.isfinite(after), after - before, -jnp.inf)
+        accept_prob = jnp.exp(jnp.minimum(gain, 0.0))
+        is_taken = random.uniform(key_choice, gain.shape, gain.dtype) < accept_prob
+        is_finite = jnp.isfinite(after) & jnp.all(jnp.isfinite(reached[2]), 1)
+        is_taken &= is_finite
+        white, log_weight, slope = (
+            jnp.where(is_taken if old.ndim == 1 else is_taken[:, None], new, old)
+            for new, old in zip(reached, (white, state.log_weight, state.slope), strict=True)
+        )
+        return RotationState(
+            state.i + 1,
+            {LATENT: white},
+            log_weight,
+            slope,
+            -(log_weight + log_density(white)),
+            jnp.full_like(state.num_steps, num_steps),
+            jnp.where(is_finite, accept_prob, 0.0),
+            ~(gain > -_LARGEST_ERROR),
+            self._adapted(found, state.i, jnp.mean(jnp.where(is_finite, accept_prob, 0.0)), white),
+            rng_key,
+        )
+
+    def get_diagnostics_str(self, state: RotationState) -> str:
+        """Steps of the last trajectories and their acceptance."""
+        return f"{int(state.num_steps[0])} steps, acc. prob={float(jnp.mean(state.accept_prob)):.2f}"
+
+    def _adapted(self, found: Adaptation, i: Array, accept_prob: Array, white: Array) -> Adaptation:
+        """What the warm-up has learned after a step, unchanged behind it."""
+        begin, middle = self._num_warmup // 5, self._num_warmup // 2
+        is_seen = (i >= begin) & (i < middle)
+        total = found.total + jnp.where(is_seen, jnp.sum(white, 0), 0.0)
+        squares = found.squares + jnp.where(is_seen, jnp.sum(jnp.square(white), 0), 0.0)
+        # a new count from the middle on, where coordinates move
+        number = jnp.where(i >= middle, i - middle, i) + 1.0
+        excess = jnp.where(i == middle, 0.0, found.excess)
+        excess += (self._target_accept_prob - accept_prob - excess) / (number + _DELAY)
+        log_steps = jnp.clip(_EAGERNESS * jnp.sqrt(number) * excess, 0.0, math.log(_MOST_STEPS))
+        share = number**-_DECAY
+        mean = share * log_steps + (1.0 - share) * found.mean_log_steps
+        center, scale = found.center, found.scale
+        seen = (middle - begin) * self._num_chains
+        if seen >= _FEWEST_SEEN:
+            seen_mean = total / seen
+            seen_sd = jnp.sqrt(jnp.maximum(squares / seen - jnp.square(seen_mean), 1e-6))
+            is_far = (jnp.abs(seen_mean) > _FAR_MEAN) | (jnp.abs(jnp.log(seen_sd)) > math.log(_FAR_SD))
+            moves = is_far & (i == middle)
+            center, scale = jnp.where(moves, seen_mean, center), jnp.where(moves, seen_sd, scale)
+        new = Adaptation(log_steps, mean, excess, center, scale, total, squares)
+        return jax.tree.map(lambda new, old: jnp.where(i < self._num_warmup, new, old), new, found)
