@@ -13,9 +13,8 @@ from ..front.answers.resampling import pareto_smoothed
 from ..front.engine import BaseEngine
 from ..front.options import check_at_least
 from .kernel import log_weight_and_sites
-from .reparam import PosteriorReparam
+from .reparam import PosteriorReparam, draws_at_a_time
 
-_AT_A_TIME = 64
 _FEWEST_DRAWS = 100
 _KINDS = {
     "none": "",
@@ -43,8 +42,9 @@ def overlap(engine: BaseEngine[Any], rng_key: Array, num_draws: int = 1000) -> O
     weigh = log_weight_and_sites(reparam, run.reading.args, dict(run.reading.kwargs))
     white = random.normal(rng_key, (num_draws, reparam.coordinates.size))
     # batches, as the sites of all draws together may be large
+    number = draws_at_a_time(reparam.coordinates.size)
     log_weights = np.asarray(
-        jax.jit(lambda rows: jax.lax.map(lambda row: weigh(row)[0], rows, batch_size=_AT_A_TIME))(white), float
+        jax.jit(lambda rows: jax.lax.map(lambda row: weigh(row)[0], rows, batch_size=number))(white), float
     )
     if not np.max(log_weights) > -np.inf:
         raise FloatingPointError(

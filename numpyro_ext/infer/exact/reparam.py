@@ -21,8 +21,8 @@ from ..front.engine import AnyEngine
 
 LATENT = "posterior_coordinates"
 """Name of the site that holds the coordinates."""
-_AT_A_TIME = 64
-"""Draws that are transformed together."""
+_AT_A_TIME, _NUMBERS = 64, 20_000
+"""Draws that are transformed together, at most, and about how many coordinates these may have."""
 
 
 class Coordinates(Protocol):
@@ -153,7 +153,13 @@ class PosteriorReparam:
             values, _ = self.coordinates.values(white)
             return {name: values[name] for name in self.coordinates.names}
 
-        return jax.jit(lambda flat: jax.lax.map(sites, flat, batch_size=min(_AT_A_TIME, max(1, len(flat)))))
+        number = draws_at_a_time(self.coordinates.size)
+        return jax.jit(lambda flat: jax.lax.map(sites, flat, batch_size=min(number, max(1, len(flat)))))
+
+
+def draws_at_a_time(size: int) -> int:
+    """Number of draws of so many coordinates whose sites are computed side by side, without much memory."""
+    return max(1, min(_AT_A_TIME, _NUMBERS // max(1, size)))
 
 
 class _Known(Reparam):

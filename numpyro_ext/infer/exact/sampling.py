@@ -21,7 +21,7 @@ from ..front.running.progress import progress_bar, warn
 from .agreement import Agreement, agreement_between
 from .chains import Block, Drawn, block_of, draw_in_blocks
 from .gaps import monte_carlo_errors
-from .reparam import LATENT, PosteriorReparam
+from .reparam import LATENT, PosteriorReparam, draws_at_a_time
 from .rotations import Rotations
 
 _MOST_RHAT = 1.05
@@ -30,8 +30,8 @@ _MOST_DIVERGING = 0.01
 _NO_SPREAD = 1e-2
 _FOR_CAUSE = 64
 """Draws at which factors are compared with their approximations."""
-_AT_A_TIME, _TOGETHER = 64, 1024
-"""Draws whose sites are computed side by side, and in one call."""
+_TOGETHER = 1024
+"""Draws whose sites are computed in one call."""
 
 
 class ExactSamples(MCMC):
@@ -133,7 +133,8 @@ class ExactSamples(MCMC):
                 and (site["type"] == "deterministic" or (site["type"] == "sample" and not site["is_observed"]))
             }
 
-        return jax.lax.map(sites, (white, keys), batch_size=1 if self.sampler.is_in_turn else _AT_A_TIME)
+        number = draws_at_a_time(self._reparam.coordinates.size)
+        return jax.lax.map(sites, (white, keys), batch_size=1 if self.sampler.is_in_turn else number)
 
     def _all_sites(self, rng_key: Array, white: np.ndarray, args: Any, kwargs: Any) -> dict[str, np.ndarray]:
         """Sites of draws, shape ``(chains, draws, size)``, some at a time, so that one program serves any number."""
