@@ -1,8 +1,9 @@
 """Items with many people: ``python -m benchmarks.items.many_people WORK`` measures parts and writes their rows.
 
 Parts that ``--only`` may name are ``scored`` (10^5 new people at items that are known), ``fitted`` (10^6 people by
-40 items, answers a byte each), ``records`` (the same answers in a table and one below the other) and ``draws`` (NUTS
-over 100 parameters of items, with people integrated out, and over all unknowns). Seconds are those of the processor.
+40 items, answers a byte each), ``regressed`` (the same with three covariates of each person), ``records`` (the same
+answers in a table and one below the other) and ``draws`` (NUTS over 100 parameters of items, with people integrated
+out, and over all unknowns). Seconds are those of the processor.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def _answers(num_people: int, num_items: int = _NUM_ITEMS, seed: int = 0) -> np.
     return found
 
 
-def _fitted(model: Any, *args: Any) -> AdaptiveQuadrature:
+def _fitted(model: Any, *args: Any, **kwargs: Any) -> AdaptiveQuadrature:
     engine = AdaptiveQuadrature(model, progress_bar=False)
-    engine.run(random.key(0), *args)
+    engine.run(random.key(0), *args, **kwargs)
     jax.block_until_ready([found.standard_error for found in engine.hyper.values()])
     return engine
 
@@ -65,17 +66,24 @@ def scored(draw: int, num_people: int = 100_000) -> dict[str, Any]:
     return {"people": num_people, "first": seconds[0], "next": min(seconds[1:]), "floor": floor, "memory": memory}
 
 
-def fitted(draw: int, num_people: int = 1_000_000) -> dict[str, Any]:
-    """Seconds of a first fit with standard errors, and of the scores of all people; memory beside the answers."""
-    answers = _answers(num_people)
+def fitted(draw: int, num_people: int = 1_000_000, num_covariates: int = 0) -> dict[str, Any]:
+    """Seconds of a first fit with standard errors, and of the scores of all people; memory beside the arguments."""
+    answers, given = _answers(num_people), {}
+    if num_covariates:
+        given["covariates"] = np.random.default_rng(4).normal(size=(num_people, num_covariates))
     before = peak_bytes()
-    engine, seconds = cpu_seconds(lambda: _fitted(partial(item_response, family="2pl"), answers))
+    engine, seconds = cpu_seconds(lambda: _fitted(partial(item_response, family="2pl"), answers, **given))
     site, more = cpu_seconds(lambda: engine.posterior["trait"].mean)
     diagnostics = engine.diagnostics
     return {
         "people": num_people, "seconds": seconds, "scores": more, "memory": peak_bytes() - before,
         "converged": diagnostics.converged, "evaluations": diagnostics.hyper.num_evaluations,
     }  # fmt: skip
+
+
+def regressed(draw: int) -> dict[str, Any]:
+    """The same with three covariates of each person."""
+    return fitted(draw, num_covariates=3)
 
 
 def records(draw: int, num_people: int = 1000, num_items: int = 20) -> dict[str, Any]:
@@ -143,11 +151,13 @@ def _page(found: dict[str, list[Any]]) -> list[str]:
         measured = f"{each:.1f} us ({1e6 * one['first'] / one['people']:.0f} with what is compiled)"
         measured += f"; {each / floor:.0f} times one product, {floor:.2f} us; {one['memory'] / 2**30:.2f} GiB"
         rows.append((f"{one['people']:,} new people scored, 40 items, 2PL", "at most 10 us each", measured))
-    if fits := found.get("fitted"):
+    for name, words in (("fitted", ""), ("regressed", ", three covariates")):
+        if not (fits := found.get(name)):
+            continue
         one = fits[0]
         measured = f"{one['seconds']:.0f} s with what is compiled, {one['evaluations']} evaluations, converged: "
         measured += f"{one['converged']}; scores of all {one['scores']:.1f} s; {one['memory'] / 2**30:.2f} GiB"
-        rows.append((f"{one['people']:,} people by 40 items, 2PL", "at most 2 min", measured))
+        rows.append((f"{one['people']:,} people by 40 items, 2PL{words}", "at most 2 min", measured))
     if pairs := found.get("records"):
         one = pairs[0]
         gap = abs(one["records"]["evidence"] - one["table"]["evidence"])
@@ -168,7 +178,7 @@ def _page(found: dict[str, list[Any]]) -> list[str]:
 def main() -> None:
     """Measure, each part in a process of its own, and write the rows of all parts that have run."""
     numpyro.enable_x64()
-    experiments = {"scored": scored, "fitted": fitted, "records": records, "draws": draws}
+    experiments = {"scored": scored, "fitted": fitted, "regressed": regressed, "records": records, "draws": draws}
     study = Study(__doc__, experiments, draws=dict.fromkeys(experiments, 1), environment={})
     study.write("many-people", _page(study.run()))
 

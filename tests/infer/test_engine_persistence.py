@@ -15,6 +15,7 @@ import pytest
 from jax import Array
 
 from numpyro_ext.infer import EP, SMC, LaplaceApproximation
+from numpyro_ext.infer.front.answers.sites import PointPosterior, PosteriorSites
 from numpyro_ext.infer.front.files.archive import read_archive, write_archive
 from numpyro_ext.infer.front.files.checkpoints import read_checkpoint, write_checkpoint
 from numpyro_ext.linalg import (
@@ -237,3 +238,14 @@ def test_engines_are_pickled_and_copied_with_their_run(engine):
         assert again.log_evidence == engine.log_evidence
         np.testing.assert_array_equal(again.get_samples()["level"], engine.get_samples()["level"])
     assert copy.copy(engine)._run is engine._run
+    with pytest.raises(TypeError, match="SitePosterior|MixturePosterior|WeightedSite"):
+        pickle.dumps(engine.posterior["level"])
+
+
+def test_an_answer_is_copied_and_in_no_pickle():
+    site = PointPosterior("level", jnp.array([1.0, 2.0]))
+    for again in (copy.copy(site), copy.deepcopy([site])[0]):
+        assert again is not site and np.array_equal(again.mean, site.mean)
+    for answer in (site, PosteriorSites({"level": site}, {})):
+        with pytest.raises(TypeError, match="Pickle or save.. the engine"):
+            pickle.dumps(answer)

@@ -13,6 +13,7 @@ import pytest
 from scipy.special import log_expit, logsumexp
 
 from numpyro_ext.infer import AdaptiveQuadrature
+from numpyro_ext.infer.gaussian.algorithms.nodes.interpolated_priors import InterpolatedPriors
 from numpyro_ext.infer.gaussian.quadrature_parts_run import MembersRun
 from numpyro_ext.models import item_response
 from numpyro_ext.structure.model.running.execution import ModelCall
@@ -79,6 +80,65 @@ def regression(covariate, answers=None):
         trait = numpyro.sample("trait", dist.Normal(by * jnp.asarray(covariate), 1.2))
         numpyro.deterministic("twice", 2.0 * trait)
     numpyro.sample("answers", dist.OrderedLogistic(slope * trait[:, None], cutpoints), obs=answers)
+
+
+@pytest.mark.thorough
+def test_a_latent_regression_is_that_of_all_members_at_once():
+    """Locations of traits that are learned, against all members at once, and against sums in NumPy."""
+    covariate, answers = np.sin(np.arange(_NUM_PEOPLE)), _answers(5, num_outcomes=3)
+    engine = _run(_InParts, regression, covariate, answers)
+    assert isinstance(engine._run, MembersRun) and engine.diagnostics.converged
+    by, slope, cutpoints = (np.asarray(engine.hyper[name].value) for name in ("by", "slope", "cutpoints"))
+    grid = np.linspace(-11.0, 11.0, 1101)
+    above = [log_expit(side * (slope * grid[:, None] - c)) for c in cutpoints for side in (1.0, -1.0)]
+    middle = above[0] + np.log1p(-np.exp(above[2] - above[0]))
+    table = np.stack([above[1], middle, above[2]])  # (3, grid, items)
+    of_answers = sum(np.einsum("ni,gi->ng", answers == k, table[k]) for k in range(3))
+    away = (grid - by * covariate[:, None]) / 1.2
+    log_density = of_answers - 0.5 * away**2 - 0.5 * np.log(2 * np.pi) - np.log(1.2)
+    evidence = np.sum(logsumexp(log_density, axis=1) + np.log(grid[1] - grid[0]))
+    assert abs(evidence - float(engine.log_evidence)) < 1e-8
+    weights = np.exp(log_density - logsumexp(log_density, axis=1, keepdims=True))
+    np.testing.assert_allclose(engine.posterior["trait"].mean, weights @ grid, atol=1e-8)
+    whole = _run(AdaptiveQuadrature, regression, covariate, answers)
+    assert not isinstance(whole._run, MembersRun)
+    for name in ("slope", "cutpoints", "by"):
+        np.testing.assert_allclose(engine.hyper[name].value, whole.hyper[name].value, atol=1e-6)
+        np.testing.assert_allclose(engine.hyper[name].standard_error, whole.hyper[name].standard_error, rtol=1e-5)
+
+
+def test_priors_are_sums_of_those_of_a_few_and_of_no_few_where_they_are_no_sums():
+    """A column of the last blocks alone, and variances of three groups, at ten hyperparameters."""
+    generator = np.random.default_rng(0)
+    covariates = generator.normal(size=(300, 2))
+    covariates[:280, 1] = 0.0
+    group = np.repeat([0, 1, 2], 100)
+    location = covariates @ generator.normal(size=(2, 10)) + generator.normal(size=10)
+    priors = np.concatenate([location, generator.uniform(0.5, 2.0, (3, 10))[group]], axis=1)
+    found = InterpolatedPriors(8, 1e-9)
+    parts = [found.weights(priors[start : start + 60], np.arange(start, start + 60)) for start in range(0, 300, 60)]
+    own = priors[found.blocks]
+    for start, weights in zip(range(0, 300, 60), parts, strict=True):
+        np.testing.assert_allclose(weights @ own[: weights.shape[1]], priors[start : start + 60], atol=1e-8)
+        np.testing.assert_allclose(weights.sum(axis=1), 1.0, atol=1e-9)
+    assert len(found.blocks) == 5 and len(set(group[found.blocks])) == 3 and max(found.blocks) >= 280
+    curved = np.exp(covariates[:, :1] * generator.normal(size=10))
+    assert InterpolatedPriors(8, 1e-9).weights(curved, np.arange(300)) is None
+
+
+def _curved(covariate, answers=None):
+    """Locations that are no sums of those of a few people: a power of each covariate is learned."""
+    power = numpyro.param("power", jnp.array(1.0))
+    slope = numpyro.param("slope", jnp.linspace(0.6, 1.4, _NUM_ITEMS))
+    with numpyro.plate("people", len(covariate)):
+        trait = numpyro.sample("trait", dist.Normal(jnp.exp(power * jnp.asarray(covariate)), 1.0))
+    numpyro.sample("answers", dist.Bernoulli(logits=slope * trait[:, None]), obs=answers)
+
+
+@pytest.mark.thorough
+def test_locations_that_are_no_sums_are_of_all_members_at_once():
+    engine = _run(_InParts, _curved, np.sin(np.arange(_NUM_PEOPLE)), _answers())
+    assert not isinstance(engine._run, MembersRun) and engine.diagnostics.converged
 
 
 @pytest.mark.thorough

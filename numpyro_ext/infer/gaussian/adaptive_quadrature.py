@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, Unpack
 from warnings import catch_warnings, simplefilter
 
@@ -160,10 +161,11 @@ class AdaptiveQuadrature(Engine):
         reading, scores = members.reading, None
         space = self._space(reading)
         if space.size:
-            reading = reading.with_kinds(members.blocks(_probe_values(reading)[0]))
+            reading, priors = members.with_blocks(partial(_probe_values, reading))
             run = self._of_model(members.parts.example.model)._fit(reading, rng_key, init_state)
             if not isinstance(run.algorithm, SharedColumns):
                 raise PartsDiffer
+            members.check_priors(priors, run.fit.hyper)
             members, fit = replace(members, algorithm=replace(run.algorithm, num_kinds=None)), run.fit
         else:
             hyper = space.unpack(jnp.zeros((0,)))
@@ -304,12 +306,12 @@ def _change(algorithm: Any, is_small: bool) -> Callable[..., tuple[Array, Array]
 
 def _probes(reading: LatentGaussianReading) -> list[LatentGaussian]:
     """The form at hyperparameters that no model knows of, at which what is equal is so by the program."""
-    return [reading.compiled_form(values) for values in _probe_values(reading)]
+    return [reading.compiled_form(values) for values in _probe_values(reading, _NUM_PROBES)]
 
 
-def _probe_values(reading: LatentGaussianReading) -> list[dict[str, Array]]:
+def _probe_values(reading: LatentGaussianReading, number: int) -> list[dict[str, Array]]:
     space = UnconstrainedSpace(reading.hyper, {})
     start = space.initial()
-    noise = np.random.default_rng(0).normal(0.0, _SPREAD, (_NUM_PROBES, space.size))
+    noise = np.random.default_rng(0).normal(0.0, _SPREAD, (number, space.size))
     # NumPy compiles nothing
     return [space.unpack(np.asarray(start) + shift.astype(start.dtype)) for shift in noise]

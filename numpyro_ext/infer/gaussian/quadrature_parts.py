@@ -18,15 +18,18 @@ from jax import Array
 from ...compilation.store import shared
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import MoreBlocks
-from ...structure.latent_gaussian.like_another import PartsDiffer, data_of_parts
+from ...structure.latent_gaussian.like_another import PartsDiffer, data_of_parts, reading_of_part
 from ...structure.model.running.parts import MemberParts
 from ..front.results import Diagnostics
 from ..front.state import EngineState, Fit
-from .algorithms.nodes.column_parts import PartColumns, PartScores, columns_of_parts, scores_of_parts
+from .algorithms.nodes.column_parts import PartColumns, PartScores, columns_of_parts, priors_of_parts, scores_of_parts
+from .algorithms.nodes.interpolated_priors import InterpolatedPriors
 from .algorithms.nodes.shared_columns import SharedColumns
 
 _ALIKE, _ROUNDINGS = 1e-9, 100.0
 """Relative difference of numbers that are the same but for rounding, and units in the last place of these."""
+_NUMBERS_OF_PROBES = (8, 32, 128)
+"""Hyperparameters at which priors are compared: half of them may be needed for the sums, the others are a test."""
 
 
 class Scores(NamedTuple):
@@ -39,6 +42,15 @@ class Scores(NamedTuple):
     """Rounding of the log evidence, which no finer rule mends."""
     moments: dict[str, tuple[np.ndarray, np.ndarray]]
     """Means and variances of affine sites, with the members on the first axis."""
+
+
+class Priors(NamedTuple):
+    """Priors of all members as sums of those of a few."""
+
+    members: list[int]
+    """These few."""
+    weights: np.ndarray | None
+    """Weights of their priors in those of each member, ``(members, r)``; nothing where all members have one prior."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,19 +96,22 @@ class Members:
                     raise PartsDiffer
         return found
 
-    def blocks(self, hyper: dict[str, Array]) -> MoreBlocks:
-        """Outcomes of all members, where they differ in nothing else.
+    def with_blocks(self, probes: Callable[[int], list[dict[str, Array]]]) -> tuple[LatentGaussianReading, Priors]:
+        """A reading that knows the outcomes of all members, where they differ in these and in their priors alone.
 
-        :param hyper: hyperparameters that no model knows of.
-        :raises PartsDiffer: where they do.
+        :param probes: so many hyperparameters that no model knows of.
+        :return: the reading, of those members first of whose priors all others are sums, and these sums.
+        :raises PartsDiffer: where members differ in more, or priors are no such sums.
         """
-        program = shared(columns_of_parts, self.reading, replace(self.algorithm, has_gaps=True))
+        has_one = self.reading.abstract_form.blocks.columns.shape[1] == 1
+        program = shared(columns_of_parts, self.reading, replace(self.algorithm, has_gaps=True, has_shift=has_one))
         first: list[PartColumns] = []
+        (hyper,) = probes(1)
 
         def of_part(data: Sequence[Any]) -> dict[str, Any]:
             found = program(data, hyper)
             first.extend([found] * (not first))
-            if not _are_alike(first[0], found) or not float(found.spread_of_priors) <= _alike():
+            if not _are_alike(first[0], found):
                 raise PartsDiffer
             return {str(place): leaf for place, leaf in enumerate(jax.tree.leaves(found.blocks))}
 
@@ -106,7 +121,60 @@ class Members:
         blocks: MoreBlocks = jax.tree.unflatten(structure, leaves)
         assert blocks.observed is not None  # as gaps were asked for
         observed = None if all(mask.all() for mask in blocks.observed) else blocks.observed
-        return jax.tree.map(jnp.asarray, MoreBlocks(blocks.labels, observed))
+        priors = self._priors(probes) if has_one else Priors([0], None)
+        reading = self.reading
+        if priors.weights is not None:
+            others = np.arange(self.parts.size - len(priors.members))
+            call = self.parts.call_on(np.concatenate([priors.members, others]))
+            reading = reading_of_part(reading, call, self.init_values)
+        weights = None if priors.weights is None else jnp.asarray(priors.weights)
+        kinds = jax.tree.map(jnp.asarray, MoreBlocks(blocks.labels, observed, weights))
+        return reading.with_kinds(kinds), priors
+
+    def _priors(self, probes: Callable[[int], list[dict[str, Array]]]) -> Priors:
+        """Priors of all members as sums.
+
+        :raises PartsDiffer: where they are none.
+        """
+        members, call = self.parts.mixed()
+        mixed = next(data_of_parts(self.reading, [call], self.init_values))
+        for number in _NUMBERS_OF_PROBES:
+            hypers = probes(number)
+            found = InterpolatedPriors(min(number - 2, self.parts.size), _alike())
+            if found.weights(self._at(hypers, mixed), members) is not None and len(found.blocks) <= number // 2:
+                break
+        else:
+            raise PartsDiffer
+        weights, done = [], 0
+        for new, data in self.data():
+            of_part = found.weights(self._at(hypers, data)[new:], np.arange(done, self.parts.number))
+            if of_part is None:
+                raise PartsDiffer
+            weights.append(of_part)
+            done += len(of_part)
+        number = len(found.blocks)
+        if number == 1:
+            return Priors(found.blocks, None)
+        out = np.concatenate([np.pad(of_part, ((0, 0), (0, number - of_part.shape[1]))) for of_part in weights])
+        return Priors(found.blocks, out)
+
+    def _at(self, hypers: list[dict[str, Array]], data: Sequence[Any]) -> np.ndarray:
+        """Locations and variances of the members of a part at several hyperparameters, shape ``(B, 2h)``."""
+        stacked = jax.tree.map(lambda *values: np.stack(values), *hypers)
+        found = np.asarray(shared(priors_of_parts, self.reading)(data, stacked))
+        return found.reshape(-1, found.shape[-1]).T
+
+    def check_priors(self, priors: Priors, hyper: dict[str, Array]) -> None:
+        """See that priors are the same sums at other hyperparameters, whatever members there are beside one.
+
+        :raises PartsDiffer: where they are not.
+        """
+        if priors.weights is None:
+            return
+        found = self.joined(lambda data: {"": self._at([hyper], data)}, is_checked=True)[""]
+        own = found[priors.members]
+        if not np.allclose(priors.weights @ own, found, rtol=0.0, atol=_alike() * (1.0 + np.abs(own).max())):
+            raise PartsDiffer
 
     def scores(self, hyper: dict[str, Array]) -> Scores:
         """Posteriors of all members.

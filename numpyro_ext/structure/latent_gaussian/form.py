@@ -50,13 +50,16 @@ class BlockKinds(NamedTuple):
 
 
 class MoreBlocks(NamedTuple):
-    """Outcomes of blocks that are like those of the form in all else, as of people beyond the first: where a form has
-    them, evidence is that of these blocks, and the form's own are among them."""
+    """Outcomes of blocks whose factors are those of the form's in all else, as of people beyond the first: where a form
+    has them, evidence is that of these blocks, and the form's own are among them."""
 
     labels: tuple[Array, ...]
     """Outcomes of the factors of each family, shape ``(num_blocks, columns)`` each."""
     observed: tuple[Array, ...] | None
     """Masks of these, if there are gaps."""
+    weights: Array | None = None
+    """Location and variance of each block as sums of those of the first blocks of the form, shape ``(num_blocks, r)``;
+    by default those of the first one."""
 
     @property
     def size(self) -> int:

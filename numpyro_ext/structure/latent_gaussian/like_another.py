@@ -39,21 +39,29 @@ class PartsDiffer(Exception):
     """A model that does something else on one part of its members than on another."""
 
 
-def data_of_parts(
-    reading: LatentGaussianReading, calls: Iterable[ModelCall], init_values: Mapping[str, object]
-) -> Iterator[Sequence[Any]]:
-    """The data that forms of the reading have on parts of the members, one part after the other.
+def reading_of_part(
+    reading: LatentGaussianReading, call: ModelCall, init_values: Mapping[str, object]
+) -> LatentGaussianReading:
+    """The reading of some members, made of that of others.
 
-    :param LatentGaussianReading reading: of one of them.
-    :param calls: recorded, on parts of the same size.
+    :param LatentGaussianReading reading: of as many.
+    :param ModelCall call: recorded.
     :param init_values: of hyperparameters, as the reading has them.
     :raises PartsDiffer: where something that was looked up in the data of the reading is another.
     :raises ModelStructureError: for observations that are not finite or outside their support.
     """
+    sites = inspect_sites(call, init_values)
+    check_data(sites, True)
+    found = reading.with_looked_up(call, sites, reading.looked_up)
+    if found is None:
+        raise PartsDiffer
+    return found
+
+
+def data_of_parts(
+    reading: LatentGaussianReading, calls: Iterable[ModelCall], init_values: Mapping[str, object]
+) -> Iterator[Sequence[Any]]:
+    """The data that forms of the reading have on parts of the members, one part after the other; as for
+    :func:`reading_of_part`."""
     for call in calls:
-        sites = inspect_sites(call, init_values)
-        check_data(sites, True)
-        found = reading.with_looked_up(call, sites, reading.looked_up)
-        if found is None:
-            raise PartsDiffer
-        yield found.data
+        yield reading_of_part(reading, call, init_values).data

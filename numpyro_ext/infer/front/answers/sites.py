@@ -14,6 +14,7 @@ from jax import Array, random
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike, DTypeLike
 
+from ....compilation.pickles import OfARun
 from ....compilation.transfer import to_device
 from ....linalg.cholesky import LARGEST_DENSE
 from ....linalg.operators.operator import LinearOperator
@@ -24,7 +25,7 @@ from ..labels import Labels
 from ..options import nearest_name
 
 
-class Marginal(ShownSite):
+class Marginal(OfARun, ShownSite):
     """The posterior of one site by its quantiles and its draws."""
 
     shape: Any
@@ -276,7 +277,7 @@ def probabilities(q: ArrayLike, dtype: DTypeLike) -> np.ndarray:
     return found
 
 
-class PosteriorSites(ShownSites, Mapping[str, SitePosterior]):
+class PosteriorSites(OfARun, ShownSites, Mapping[str, SitePosterior]):
     """The sites with an exact posterior, by name; a wrong name says which there are and why others are not.
 
     :param sites: the posteriors.

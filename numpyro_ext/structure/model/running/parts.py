@@ -74,11 +74,15 @@ class MemberParts:
     def mixed(self) -> tuple[np.ndarray, ModelCall]:
         """Members evenly spread over all parts, and the call on them."""
         members = np.linspace(0, self.number - 1, self.size).round().astype(int)
+        return members, self.call_on(members)
+
+    def call_on(self, members: np.ndarray) -> ModelCall:
+        """The call on members in any order, as many as a part has."""
 
         def rows(leaf: Any, stride: int) -> Any:
             return np.asarray(leaf)[(members[:, None] * stride + np.arange(stride)).reshape(-1)] if stride else leaf
 
-        return members, self._call(list(map(rows, self._whole.data, self._strides)))
+        return self._call(list(map(rows, self._whole.data, self._strides)))
 
     @property
     def has_gaps(self) -> bool:

@@ -42,7 +42,7 @@ class Columns(NamedTuple):
     parameters: tuple[tuple[Array, ...], ...]
     """Other parameters of the factors of each family, shape ``(G, ...)`` each."""
     shift: Array
-    """Location of each block, shape ``(B,)``, or ``(B, D)``."""
+    """Location of each block, shape ``(B,)``, or ``(B, D)``; of the first ``r`` where others are sums of these."""
     variance: Array
     """Prior variance of each block, like it."""
 
@@ -70,7 +70,7 @@ class Slopes(NamedTuple):
     shape ``(Gm, d)`` each."""
     prior: Array | None
     """Derivatives of location and variance of each block by hyperparameters, where they depend on these, shape
-    ``(B, 2, d)``."""
+    ``(B, 2, d)``, or those of the first, ``(r, 2, d)``, of which others are sums."""
 
 
 def complete_derivatives(
@@ -80,6 +80,7 @@ def complete_derivatives(
     number: Array | None,
     found: Expected,
     log_probabilities: tuple[LogProbabilities, ...],
+    weights: Array | None,
     *,
     has_prior_parameters: bool,
     largest_chunk: int,
@@ -92,12 +93,18 @@ def complete_derivatives(
     :param number: how many blocks each stands for, as in :class:`Blocks`.
     :param Expected found: what is expected of complete data.
     :param log_probabilities: of the outcomes of each family.
+    :param weights: of the priors of the first blocks in those of each block, shape ``(B, r)``; ``None`` if the columns
+        have those of all.
     :param bool has_prior_parameters: whether locations and variances of blocks depend on hyperparameters.
     :param int largest_chunk: numbers at once, if directions of derivatives are taken in parts.
     """
     columns, powers = columns_fn(values), _powers(nodes)
     parts = [_scores(columns, k, nodes, function) for k, function in enumerate(log_probabilities)]
-    prior = _expected_prior_scores(columns.variance, found, number) if has_prior_parameters else None
+    prior = None
+    if has_prior_parameters:
+        variance = columns.variance if weights is None else weights @ columns.variance
+        prior = _expected_prior_scores(variance, found, number)
+        of_own = prior.first if weights is None else weights.T @ prior.first
     bends, linear = [], []
     for k, part in enumerate(parts):
         outcomes = found.outcomes[k].reshape(-1, part.first.shape[2], len(nodes)).swapaxes(1, 2)  # (K - 1, Q, G)
@@ -113,7 +120,7 @@ def complete_derivatives(
         for k, (of_level, of_slope) in enumerate(linear):
             sum_ += jnp.sum(of_level * _level(moved, k)) + jnp.sum(of_slope * moved.slopes[k])
         if prior is not None:
-            sum_ += jnp.sum(prior.first[:, 0] * moved.shift + prior.first[:, 1] * moved.variance)
+            sum_ += jnp.sum(of_own[:, 0] * moved.shift + of_own[:, 1] * moved.variance)
         return sum_
 
     # where locations differ, they are made of the predictors of all blocks in all columns
@@ -133,13 +140,24 @@ def complete_derivatives(
     prior_jacobian = None
     if prior is not None:
         prior_jacobian = jnp.stack([jacobian.shift, jacobian.variance], axis=1)  # (B, 2, d)
-        total += jnp.einsum("bid,bij,bje->de", prior_jacobian, prior.second, prior_jacobian)
+        if weights is None:
+            total += jnp.einsum("bid,bij,bje->de", prior_jacobian, prior.second, prior_jacobian)
+        else:
+            second = jnp.einsum("br,bij,bs->risj", weights, prior.second, weights)
+            total += jnp.einsum("rid,risj,sje->de", prior_jacobian, second, prior_jacobian)
     by_all = [jnp.concatenate([j.reshape(-1, values.size) for j in of]) for of in zip(*by_power, strict=True)]
     return total, Slopes([part.first for part in parts], by_all, prior_jacobian)
 
 
 def missing_derivatives(
-    slopes: Slopes, nodes: Array, tables: tuple[Array, ...], blocks: Blocks, found: Expected, *, is_rough: bool | Array
+    slopes: Slopes,
+    nodes: Array,
+    tables: tuple[Array, ...],
+    blocks: Blocks,
+    found: Expected,
+    weights: Array | None,
+    *,
+    is_rough: bool | Array,
 ) -> Array:
     """The second of the two sums, what is lost as unknowns are not known, shape ``(d, d)``.
 
@@ -148,12 +166,19 @@ def missing_derivatives(
     :param tables: log probabilities of the outcomes of each family, shape ``(K, G, Q)`` each.
     :param Blocks blocks: the blocks.
     :param Expected found: what is expected of their complete data.
+    :param weights: as for :func:`complete_derivatives`.
     :param is_rough: whether it is estimated from a few hundred blocks.
     """
     counts = jnp.ones_like(found.first) if blocks.number is None else blocks.number
 
     def with_masses(places: Array, number: Array) -> _Blocks:
-        own, own_jacobian = jax.tree.map(lambda x: x[places], (blocks, slopes.prior))
+        own: Blocks = jax.tree.map(lambda x: x[places], blocks)
+        own_jacobian = slopes.prior
+        if own_jacobian is not None:
+            if weights is None:
+                own_jacobian = own_jacobian[places]
+            else:
+                own_jacobian = jnp.einsum("br,rid->bid", weights[places], own_jacobian)
         masses = jax.nn.softmax(joint_log_density(tables, own, nodes), axis=1) * number[:, None]
         first = None if own_jacobian is None else _prior_slopes(nodes - own.shift[:, None], own.variance[:, None])
         return _Blocks(masses, number, own.labels, own.observed, first, own_jacobian)

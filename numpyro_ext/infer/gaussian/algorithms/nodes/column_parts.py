@@ -23,11 +23,9 @@ class PartColumns(NamedTuple):
     """Common properties of the blocks of a part, and their outcomes."""
 
     common: Array
-    """Slopes, offsets and other parameters of the columns of the first block, and the variance of its unknowns."""
+    """Slopes, offsets and other parameters of the columns of the first block; of several unknowns their variances."""
     spread: Array
     """Largest relative difference of columns between the blocks."""
-    spread_of_priors: Array
-    """The same of locations and variances of their unknowns."""
     has_gaps: Array
     """True if observations are masked."""
     log_constant: Array
@@ -51,23 +49,28 @@ def _columns(algorithm: SharedColumns, form: LatentGaussian) -> PartColumns:
     rows, columns = form.blocks
     starts = starts_of_families(form)
     slopes, offsets = slopes_of(form.design, rows, columns, jnp), form.offset[rows]
-    blocks = algorithm.blocks(form)
     if algorithm.has_shift:
-        offsets = offsets - blocks.shift[:, None] * slopes[:1, :, 0]
+        offsets = offsets - _locations(slopes, offsets)[:, None] * slopes[:1, :, 0]
     parts = [slopes, offsets]
     for number, (potential, family) in enumerate(zip(form.potentials, algorithm.families, strict=True)):
         own = rows[:, family.first : family.first + family.number] - starts[number]
         parts += [value[own] for value in parameters_of(potential).values() if has_rows(potential, value)]
-    variances = _variances(form)
-    common = jnp.concatenate([part[0].ravel() for part in (*parts, variances)])
-    spread = jnp.stack([_spread(part) for part in parts]).max()
-    of_priors = jnp.maximum(_spread(variances), _spread(blocks.shift))
     if columns.shape[1] > 1:
-        spread = jnp.maximum(spread, of_priors)  # which have one prior
+        parts.append(_variances(form))  # which is one for all
+    common = jnp.concatenate([part[0].ravel() for part in parts])
+    spread = jnp.stack([_spread(part) for part in parts]).max()
     observed = [form.observed[k] for k in range(len(algorithm.families))]
     has_gaps = ~jnp.all(jnp.stack([jnp.all(mask) for mask in observed]))
+    blocks = algorithm.blocks(form)
     labels = tuple(label.astype(jnp.int8) for label in blocks.labels)
-    return PartColumns(common, spread, of_priors, has_gaps, form.log_constant, MoreBlocks(labels, blocks.observed))
+    return PartColumns(common, spread, has_gaps, form.log_constant, MoreBlocks(labels, blocks.observed))
+
+
+def _locations(slopes: Array, offsets: Array) -> Array:
+    """Locations of the unknown of each block at which no predictors are nearer to zero, shape ``(B,)``."""
+    slope = slopes[0, :, 0]
+    square = jnp.sum(slope**2)
+    return offsets @ slope / jnp.where(square > 0.0, square, 1.0)
 
 
 def _variances(form: LatentGaussian) -> Array:
@@ -90,6 +93,22 @@ def columns_of_parts(
 ) -> Callable[[Sequence[Any], dict[str, Array]], PartColumns]:
     """The compiled function from data of a part and hyperparameters to what its blocks have in common."""
     return jax.jit(lambda data, hyper: _columns(algorithm, reading.form(hyper, data)))
+
+
+def priors_of_parts(reading: LatentGaussianReading) -> Callable[[Sequence[Any], dict[str, Array]], Array]:
+    """The compiled function from data of a part and several hyperparameters to the location and the variance of the
+    unknown of each of its blocks, shape ``(2, h, B)``. Locations have a part that is common to all blocks."""
+
+    def compute(data: Sequence[Any], hypers: dict[str, Array]) -> Array:
+        def of(hyper: dict[str, Array]) -> Array:
+            form = reading.form(hyper, data)
+            rows, columns = form.blocks
+            slopes = slopes_of(form.design, rows[:1], columns[:1], jnp)
+            return jnp.stack([_locations(slopes, form.offset[rows]), _variances(form)[:, 0]])
+
+        return jnp.swapaxes(lax.map(of, hypers), 0, 1)
+
+    return jax.jit(compute)
 
 
 def scores_of_parts(

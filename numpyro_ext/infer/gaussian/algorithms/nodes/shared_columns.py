@@ -187,7 +187,7 @@ class SharedColumns(Algorithm):
             own = rows[part] - starts_of_families(form)[number]
             parameters.append(tuple(_at_rows(potential, own).values()))
         slopes, offsets = tuple(slope[part] for part in parts), tuple(offset[part] for part in parts)
-        return Columns(slopes, offsets, tuple(parameters), *self._priors(form))
+        return Columns(slopes, offsets, tuple(parameters), *self._own_priors(form))
 
     def log_probabilities(self, form: LatentGaussian) -> tuple[LogProbabilities, ...]:
         """Log probabilities of the outcomes of each family as functions of predictors and parameters."""
@@ -223,6 +223,7 @@ class SharedColumns(Algorithm):
             None if kinds is None else kinds.number,
             held,
             self.log_probabilities(form_fn(values)),
+            _weights(form_fn(values)),
             has_prior_parameters=self.has_prior_parameters,
             largest_chunk=self.largest_chunk,
         )
@@ -233,13 +234,14 @@ class SharedColumns(Algorithm):
         nodes = state.nodes(self.num_nodes)
         if not self.has_prior_parameters:  # an evaluation without the means of blocks takes half the time
             held = self._expected(form, state)[1]
-        return missing_derivatives(slopes, nodes, self.tables(form, nodes), self.blocks(form), held, is_rough=is_rough)
+        return missing_derivatives(
+            slopes, nodes, self.tables(form, nodes), self.blocks(form), held, _weights(form), is_rough=is_rough
+        )
 
     def blocks(self, form: LatentGaussian) -> Blocks:
         """Outcomes and priors of all blocks, or of one of each kind."""
         if isinstance(form.kinds, MoreBlocks):
-            shift, variance = (jnp.broadcast_to(p[:1], (form.kinds.size, *p.shape[1:])) for p in self._priors(form))
-            return Blocks(*form.kinds, shift, variance)
+            return Blocks(form.kinds.labels, form.kinds.observed, *self._priors(form))
         observed, kinds = self._observed(form) if self.has_gaps else None, kinds_of(form)
         return Blocks(self._labels(form), observed, *self._priors(form), None if kinds is None else kinds.number)
 
@@ -290,6 +292,24 @@ class SharedColumns(Algorithm):
 
     def _priors(self, form: LatentGaussian) -> tuple[Array, Array]:
         """Location and variance of the coordinates of each block, shapes ``(B,)``; of two unknowns ``(B, D)``."""
+        shift, variance = self._own_priors(form)
+        if not isinstance(form.kinds, MoreBlocks):
+            return shift, variance
+        weights = form.kinds.weights
+        if weights is not None:
+            return weights @ shift, weights @ variance
+        shape = (form.kinds.size, *shift.shape[1:])
+        return jnp.broadcast_to(shift, shape), jnp.broadcast_to(variance, shape)
+
+    def _own_priors(self, form: LatentGaussian) -> tuple[Array, Array]:
+        """The same of the blocks of the form, of those alone that more blocks are sums of."""
+        shift, variance = self._priors_of_form(form)
+        if not isinstance(form.kinds, MoreBlocks):
+            return shift, variance
+        number = 1 if form.kinds.weights is None else form.kinds.weights.shape[1]
+        return shift[:number], variance[:number]
+
+    def _priors_of_form(self, form: LatentGaussian) -> tuple[Array, Array]:
         columns = one_of_each_kind(form, form.blocks.columns)
         if columns.shape[1] > 1:
             return jnp.zeros(columns.shape, form.offset.dtype), jnp.ones(columns.shape, form.offset.dtype)
@@ -300,6 +320,11 @@ class SharedColumns(Algorithm):
         away = (form.offset[one_of_each_kind(form, form.blocks.rows)] - offset) @ slope
         square = jnp.sum(slope**2)
         return away / jnp.where(square > 0.0, square, 1.0), variance
+
+
+def _weights(form: LatentGaussian) -> Array | None:
+    """Weights of the priors of the first blocks in those of more blocks, if the form has such."""
+    return form.kinds.weights if isinstance(form.kinds, MoreBlocks) else None
 
 
 def variance_of(block: Any) -> Array:
