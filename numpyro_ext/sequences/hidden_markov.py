@@ -73,7 +73,7 @@ def fit_hidden_markov(
         stays zero without a pseudo-count.
     :param float pseudo_count: expected count that is added for each probability: the mode of its posterior under
         Dirichlet priors of concentration ``1 + pseudo_count`` is found instead.
-    :param int seed: of the random start.
+    :param int seed: of the random start, which does not depend on the labels of the items.
     :param int max_iterations: greatest number of iterations.
     :param float tolerance: iterations end when the objective rises by less than this per event.
     :return: the probabilities, and the objective of all iterations.
@@ -92,7 +92,9 @@ def fit_hidden_markov(
         initial = rng.dirichlet(np.full(num_states, 5.0))
         # states that last a little, and items near their frequencies, so that no state begins far from all data
         transition = rng.dirichlet(np.full(num_states, 5.0), size=num_states) + np.eye(num_states)
-        emission = shares * rng.gamma(1.0, size=shapes[2])
+        emission = np.empty(shapes[2])
+        order = _order_of_items(sequences)
+        emission[:, order] = shares[order] * rng.gamma(1.0, size=shapes[2])
     else:
         initial, transition, emission = (np.asarray(part, float) for part in start)
     values = [initial, transition, emission]
@@ -319,6 +321,16 @@ class _Lanes(NamedTuple):
         table = csr_array((np.ones(cells), (self.items.ravel(), np.arange(cells))), shape=(self.num_items + 1, cells))
         sums: np.ndarray = table @ states.reshape(cells, -1)
         return sums[:-1].T
+
+
+def _order_of_items(sequences: EventSequences) -> np.ndarray:
+    """Items by what the sequences say of them, the most frequent first, and not by their numbers: other labels for
+    the same items begin at the same probabilities."""
+    items, size = sequences.items, sequences.num_items
+    first = np.full(size, items.size)
+    np.minimum.at(first, items, np.arange(items.size))
+    places = np.bincount(items, weights=sequences.positions, minlength=size)
+    return np.lexsort((first, places, -np.bincount(items, minlength=size)))
 
 
 def _normalised(rows: np.ndarray) -> np.ndarray:

@@ -38,6 +38,17 @@ def test_iterations_are_those_of_another_library(sequences):
     assert not fit.converged and len(fit.objective) == 9
 
 
+def test_other_labels_and_another_order_of_users_give_the_same_chain(sequences):
+    other = EventSequences(4 - sequences.items, sequences.lengths, np.arange(5), np.arange(len(sequences)))
+    turned = EventSequences.from_lists([sequences[user] for user in reversed(range(len(sequences)))])
+    own, relabelled, reordered = (
+        fit_hidden_markov(log, 3, max_iterations=20, tolerance=0.0) for log in (sequences, other, turned)
+    )
+    np.testing.assert_allclose(relabelled.transition, own.transition, atol=1e-9)
+    np.testing.assert_allclose(relabelled.emission[:, ::-1], own.emission, atol=1e-9)
+    np.testing.assert_allclose(reordered.emission, own.emission, atol=1e-9)
+
+
 def test_expected_counts_are_derivatives_of_the_density(sequences):
     table, longest = padded(sequences), int(sequences.lengths.max())
 

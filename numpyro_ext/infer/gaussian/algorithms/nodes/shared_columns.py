@@ -303,21 +303,17 @@ class SharedColumns(Algorithm):
 
     def _own_priors(self, form: LatentGaussian) -> tuple[Array, Array]:
         """The same of the blocks of the form, of those alone that more blocks are sums of."""
-        shift, variance = self._priors_of_form(form)
-        if not isinstance(form.kinds, MoreBlocks):
-            return shift, variance
-        number = 1 if form.kinds.weights is None else form.kinds.weights.shape[1]
-        return shift[:number], variance[:number]
-
-    def _priors_of_form(self, form: LatentGaussian) -> tuple[Array, Array]:
-        columns = one_of_each_kind(form, form.blocks.columns)
+        columns, rows = one_of_each_kind(form, form.blocks.columns), one_of_each_kind(form, form.blocks.rows)
+        if isinstance(form.kinds, MoreBlocks):
+            number = 1 if form.kinds.weights is None else form.kinds.weights.shape[1]
+            columns, rows = columns[:number], rows[:number]
         if columns.shape[1] > 1:
             return jnp.zeros(columns.shape, form.offset.dtype), jnp.ones(columns.shape, form.offset.dtype)
         variance = jnp.concatenate([variance_of(block) for block in form.prior])[columns[:, 0]]
         if not self.has_shift:
             return jnp.zeros_like(variance), variance
         slope, offset = self._slopes(form)[:, 0], form.offset[form.blocks.rows[0]]
-        away = (form.offset[one_of_each_kind(form, form.blocks.rows)] - offset) @ slope
+        away = (form.offset[rows] - offset) @ slope
         square = jnp.sum(slope**2)
         return away / jnp.where(square > 0.0, square, 1.0), variance
 
