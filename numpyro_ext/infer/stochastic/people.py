@@ -61,6 +61,17 @@ class Slopes(NamedTuple):
     precision: Array
 
 
+class _Place(NamedTuple):
+    """Latent numbers that a search has reached."""
+
+    numbers: Array
+    at: Slopes
+    metric: Array
+    """Curvature by which the next step goes."""
+    distance: Array
+    """Length of that step, in posterior standard deviations."""
+
+
 class _Weighted(NamedTuple):
     """Draws of latent numbers, their weights, and log probabilities of the next item at each."""
 
@@ -264,13 +275,15 @@ class PersonalPosterior:
 
         at, tangents = jax.vmap(along, out_axes=(None, 0))(jnp.eye(self.size))
         logs = jax.nn.log_softmax(at)
-        shares = jnp.exp(logs)
-        centred = tangents - jnp.einsum("ti,kti->kt", shares, tangents)[..., None]
-        weighted = (jnp.where(mask[:, None], shares, 0.0) * centred).reshape(self.size, -1)
+        means = jnp.einsum("ti,kti->kt", jnp.exp(logs), tangents)
+        # one array of all cells and numbers, as passes over such are what takes time
+        roots = jnp.exp(jnp.where(mask[:, None], 0.5 * logs, -jnp.inf))
+        weighted = (roots * (tangents - means[..., None])).reshape(self.size, -1)
+        own = jax.vmap(lambda one, mean: jnp.where(mask, _at_own(one, items) - mean, 0.0).sum())(tangents, means)
         return Slopes(
             _of_own(logs, items, mask).sum() - 0.5 * (numbers**2).sum(),
-            jax.vmap(lambda one: _of_own(one, items, mask).sum())(centred) - numbers,
-            jnp.eye(self.size) + weighted @ centred.reshape(self.size, -1).T,
+            own - numbers,
+            jnp.eye(self.size) + weighted @ weighted.T,
         )
 
     def _curvature(self, numbers: Array, precision: Array, given: Given, items: Array, mask: Array) -> Array:
@@ -289,39 +302,43 @@ class PersonalPosterior:
         mask = jnp.arange(len(items)) < length
         tolerance = jnp.finfo(start.dtype).eps ** 0.4
 
-        def distance(at: Slopes) -> Array:
-            """Length of a Gauss-Newton step, in posterior standard deviations."""
-            return jnp.sqrt(jnp.vdot(at.gradient, jnp.linalg.solve(at.precision, at.gradient)))
+        def look(numbers: Array, is_newton: bool) -> _Place:
+            at = self._slopes(numbers, given, items, mask)
+            metric = self._curvature(numbers, at.precision, given, items, mask) if is_newton else at.precision
+            return _Place(numbers, at, metric, jnp.sqrt(jnp.vdot(at.gradient, jnp.linalg.solve(metric, at.gradient))))
 
-        def ascended(state: Any, most: int, metric: Callable[[Array, Slopes], Array]) -> Any:
-            def unfinished(state: Any) -> Array:
-                return (state[3] < most) & ~(distance(state[1]) <= tolerance)
+        def ascended(state: tuple[_Place, Array, Array], most: int, is_newton: bool) -> tuple[_Place, Array, Array]:
+            def unfinished(state: tuple[_Place, Array, Array]) -> Array:
+                return (state[2] < most) & ~(state[0].distance <= tolerance)
 
-            def step(state: Any) -> Any:
-                numbers, at, damping, number = state
-                curvature = metric(numbers, at)
-                trial = numbers + jnp.linalg.solve(curvature + damping * jnp.diag(jnp.diag(curvature)), at.gradient)
-                new = self._slopes(trial, given, items, mask)
+            def step(state: tuple[_Place, Array, Array]) -> tuple[_Place, Array, Array]:
+                place, damping, number = state
+                damped = place.metric + damping * jnp.diag(jnp.diag(place.metric))
+                trial = place.numbers + jnp.linalg.solve(damped, place.at.gradient)
+                value = self._density(trial, given, items, mask)
                 # near the mode differences are rounding
-                taken = new.value >= at.value - tolerance**2 * (1.0 + jnp.abs(at.value))
-                numbers, at = jax.tree.map(partial(jnp.where, taken), (trial, new), (numbers, at))
-                return numbers, at, jnp.where(taken, damping / 4, 4 * damping + 0.1), number + 1
+                taken = value >= place.at.value - tolerance**2 * (1.0 + jnp.abs(place.at.value))
+                place = lax.cond(taken, lambda: look(trial, is_newton), lambda: place)
+                return place, jnp.where(taken, damping / 4, 4 * damping + 0.1), number + 1
 
             return lax.while_loop(unfinished, step, state)
 
         # one loop after the other, as side by side both curvatures would be computed in all steps
-        state = (start, self._slopes(start, given, items, mask), jnp.zeros_like(start[0]), jnp.array(0))
-        state = ascended(state, GAUSS_NEWTON_STEPS, lambda numbers, at: at.precision)
-        numbers, at, _, number = ascended(
-            state, MOST_STEPS, lambda numbers, at: self._curvature(numbers, at.precision, given, items, mask)
-        )
-        return Mode(numbers, at.precision, _evidence(at), number, distance(at) <= tolerance)
+        state = (look(start, False), jnp.zeros_like(start[0]), jnp.array(0))
+        place, *rest = ascended(state, GAUSS_NEWTON_STEPS, False)
+        place = lax.cond(place.distance <= tolerance, lambda: place, lambda: look(place.numbers, True))
+        place, _, number = ascended((place, *rest), MOST_STEPS, True)
+        return Mode(place.numbers, place.at.precision, _evidence(place.at), number, place.distance <= tolerance)
 
     def _find(self, given: Given, items: Array, lengths: Array) -> Mode:
         """Modes of people in blocks, which have an axis in front; blocks come one after the other."""
 
         def of_block(block: tuple[Array, Array]) -> Mode:
-            return jax.vmap(partial(self.mode, given, jnp.zeros(self.size)))(*block)
+            of_one = partial(self.mode, given, jnp.zeros(self.size))
+            if len(items[0]) > 1:
+                return jax.vmap(of_one)(*block)
+            # under vmap a step that is not taken would cost as much as one that is
+            return jax.tree.map(lambda x: x[None], of_one(*(part[0] for part in block)))
 
         found: Mode = lax.map(of_block, (items, lengths))
         return found
@@ -383,7 +400,11 @@ def _inverse(precision: np.ndarray) -> np.ndarray:
 
 def _of_own(values: Array, items: Array, mask: Array) -> Array:
     """Value of each event's own item, zero beyond the end, shape ``(steps,)``."""
-    return jnp.where(mask, jnp.take_along_axis(values, items[:, None], 1)[:, 0], 0.0)
+    return jnp.where(mask, _at_own(values, items), 0.0)
+
+
+def _at_own(values: Array, items: Array) -> Array:
+    return jnp.take_along_axis(values, items[:, None], 1)[:, 0]
 
 
 def _evidence(at: Slopes) -> Array:

@@ -83,7 +83,7 @@ def complete_derivatives(
     weights: Array | None,
     *,
     has_prior_parameters: bool,
-    largest_chunk: int,
+    num_directions: int,
 ) -> tuple[Array, Slopes]:
     """The first of the two sums, that of complete data, shape ``(d, d)``, and first derivatives for the second.
 
@@ -96,7 +96,7 @@ def complete_derivatives(
     :param weights: of the priors of the first blocks in those of each block, shape ``(B, r)``; ``None`` if the columns
         have those of all.
     :param bool has_prior_parameters: whether locations and variances of blocks depend on hyperparameters.
-    :param int largest_chunk: numbers at once, if directions of derivatives are taken in parts.
+    :param int num_directions: directions in which derivatives are taken at once, or one at least.
     """
     columns, powers = columns_fn(values), _powers(nodes)
     parts = [_scores(columns, k, nodes, function) for k, function in enumerate(log_probabilities)]
@@ -123,9 +123,7 @@ def complete_derivatives(
             sum_ += jnp.sum(of_own[:, 0] * moved.shift + of_own[:, 1] * moved.variance)
         return sum_
 
-    # where locations differ, they are made of the predictors of all blocks in all columns
-    num_numbers = columns.shift.size * sum(len(offsets) for offsets in columns.offsets)
-    total, jacobian = _jacobian(lambda x: (jax.grad(held)(x), columns_fn(x)), values, largest_chunk // num_numbers)
+    total, jacobian = _jacobian(lambda x: (jax.grad(held)(x), columns_fn(x)), values, num_directions)
     # derivatives of the parameters of columns: of the predictor at the node zero, by the node, and of the others
     level = [_flat(jacobian, k) for k in range(len(parts))]
     by_power = [

@@ -215,17 +215,20 @@ class SharedColumns(Algorithm):
     def complete_derivatives(
         self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: Grid, held: Expected
     ) -> tuple[Array, Slopes]:
-        kinds = kinds_of(form_fn(values))
+        form = form_fn(values)
+        kinds = kinds_of(form)
+        # where locations differ, they are made of the predictors of all blocks in all columns
+        num_rows = one_of_each_kind(form, form.blocks.rows).size
         return complete_derivatives(
             lambda x: self.columns(form_fn(x)),
             values,
             state.nodes(self.num_nodes),
             None if kinds is None else kinds.number,
             held,
-            self.log_probabilities(form_fn(values)),
-            _weights(form_fn(values)),
+            self.log_probabilities(form),
+            _weights(form),
             has_prior_parameters=self.has_prior_parameters,
-            largest_chunk=self.largest_chunk,
+            num_directions=self.largest_chunk // num_rows,
         )
 
     def missing_derivatives(
