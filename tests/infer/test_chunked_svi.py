@@ -1,7 +1,11 @@
 """ChunkedSVI against updates written by hand, the published reference, and NumPyro's own SVI."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -237,6 +241,37 @@ def test_a_file_goes_on_where_it_ended(engine, tmp_path):
     log = sequences(LISTS, 3)
     np.testing.assert_array_equal(loaded.event_log_probabilities(log), whole.event_log_probabilities(log))
     np.testing.assert_array_equal(run(engine, init_state=loaded.last_state, num_epochs=3).losses[:2], whole.losses)
+
+
+_KILLED = """
+import sys
+from pathlib import Path
+from tests.infer.test_chunked_svi import chain_engine, run
+run(chain_engine(), checkpoint=Path(sys.argv[1]), checkpoint_minutes=0.0, num_epochs=100_000)
+"""
+
+
+@pytest.mark.thorough
+def test_a_process_that_is_killed_goes_on_from_its_last_checkpoint_to_the_bit(engine, tmp_path):
+    path, seen = tmp_path / "kept", set()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for name in ("enable_x64", "disable_most_optimizations"):  # the same programs as here
+        environment[f"JAX_{name.upper()}"] = str(jax.config.read(f"jax_{name}"))
+    with subprocess.Popen([sys.executable, "-c", _KILLED, str(path)], env=environment) as process:
+        while len(seen) < 3 and process.poll() is None:
+            if path.exists():
+                seen.add(path.read_bytes())
+            time.sleep(0.01)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    state = TrainingState.unpacked(read_archive(path)["training"])
+    num_epochs = state.epoch + 2
+    assert state.epoch + state.batch > 0 and num_epochs < 100_000
+    again, whole = run(engine, checkpoint=path, num_epochs=num_epochs), run(engine, num_epochs=num_epochs)
+    assert again.last_state.epoch == whole.last_state.epoch == num_epochs
+    np.testing.assert_array_equal(again.losses, whole.losses)
+    for name, value in whole.params.items():
+        np.testing.assert_array_equal(again.params[name], value)
 
 
 def test_scores_and_stops_by_validation(engine):
