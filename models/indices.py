@@ -25,7 +25,10 @@ def checked_indices(**indices: tuple[ArrayLike, int | None]) -> list[np.ndarray]
     for name, (values, given) in indices.items():
         index = np.asarray(values)
         if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer):
-            raise ValueError(f"{name} must be a vector of integers; got {index.dtype} of shape {index.shape}.")
+            raise ValueError(
+                f"{name} must be a vector of integers; got {index.dtype} of shape {index.shape}. "
+                f"np.unique({name}, return_inverse=True)[1] makes numbers of labels."
+            )
         size = int(index.max(initial=-1)) + 1 if given is None else given
         if index.size and not 0 <= index.min() <= index.max() < size:
             raise ValueError(f"{name} must lie in 0, ..., {size - 1}; got values from {index.min()} to {index.max()}.")

@@ -78,8 +78,15 @@ def _relabelled(table: Any, names: Sequence[str]) -> list[str]:
     ]
 
 
-def mask_of_table(mask: Any, response: Any) -> Any:
-    """A mask whose columns are in the order of those of the answers, where both are tables with the same names."""
+def mask_of_table(mask: Any, response: Any, shape: tuple[int, int]) -> Any:
+    """A mask whose columns are in the order of those of the answers, where both are tables with the same names.
+
+    :param shape: of the answers.
+    :raises ValueError: for a mask of another shape.
+    """
+    given = np.shape(mask) if mask is not None else ()
+    if len(given) > 2 or any(own not in (1, size) for own, size in zip(given[::-1], shape[::-1], strict=False)):
+        raise ValueError(f"mask must have the shape of the answers, {shape}; got {given}.")
     if not all(hasattr(table, "columns") and table.columns.is_unique for table in (mask, response)):
         return mask
     return mask[list(response.columns)] if set(mask.columns) == set(response.columns) else mask
@@ -237,6 +244,10 @@ def warn_of_degenerate_items(
         found.append(f"{len(values)} people hardly tell guessing from difficulty: priors=True keeps it near 0.23")
     if known.sum() < num_parameters:
         found.append(f"{known.sum()} answers for {num_parameters} parameters of items")
+    numbers = [group.num_categories for group in groups for _ in group.items]
+    if None not in numbers and (possible := np.prod(np.array(numbers, float)) - 1) < num_parameters:
+        few = f"{possible:.0f} frequencies of answers for {num_parameters} parameters of items"
+        found.append(f"{few}, which are too few (ask more items, or priors=True)")
     if pattern is not None:
         _, counts = np.unique(np.abs(pattern), axis=1, return_counts=True)
         if counts.max() > 1:

@@ -117,13 +117,13 @@ def item_response(
     answers = None if response is None else answers_in_table(response, num_items)
     if answers is not None and answers.values.shape != (num_people, num_items):
         raise ValueError(f"response must have shape ({num_people}, {num_items}); got {answers.values.shape}.")
+    mask = mask_of_table(mask, response, (num_people, num_items))
     groups, signs, num_traits = _design(family, num_items, num_categories, answers, None, num_traits, pattern)
     trait, found = _people_and_items(groups, signs, num_people, num_traits, correlated, covariates, signed, priors)
     parameters, num_parameters = found
     if answers is not None and num_parameters is not None:
         measured = _measured_alone(signs, num_items, num_traits, signed, family)
         warn_of_degenerate_items(answers, groups, num_parameters, measured, signs)
-    mask = mask_of_table(mask, response)
     every = trait[:, None]
     for group, of_items in zip(groups, parameters, strict=True):
         distribution = answer_distribution(group.family, of_items, every, num_traits)
@@ -265,7 +265,7 @@ def item_call(model: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
             return None
         values = np.array(answers.values, float)
         if found.get("mask") is not None:
-            mask = np.asarray(mask_of_table(found["mask"], response), bool)
+            mask = np.asarray(mask_of_table(found["mask"], response, values.shape), bool)
             values[~np.broadcast_to(mask, values.shape)] = np.nan
         if item is None:
             return values
@@ -393,7 +393,7 @@ def _people_and_items(
     parameters = item_parameters(groups, num_traits, signs, signed=signed, priors=priors)
     mean: Any = 0.0
     if covariates is not None:
-        columns = jnp.asarray(np.asarray(covariates, float) if not isinstance(covariates, jax.Array) else covariates)
+        columns = covariates if isinstance(covariates, jax.Array) else jnp.asarray(_as_numbers(covariates))
         if columns.ndim != 2 or columns.shape[0] != num_people:
             raise ValueError(f"covariates must have shape ({num_people}, columns); got {columns.shape}.")
         size = (columns.shape[1],) if num_traits == 1 else (columns.shape[1], num_traits)
@@ -420,6 +420,16 @@ def _people_and_items(
     with numpyro.plate("people", num_people):
         trait: Array = numpyro.sample("trait", population)
     return trait, parameters
+
+
+def _as_numbers(covariates: Any) -> np.ndarray:
+    try:
+        return np.asarray(covariates, float)
+    except ValueError as error:
+        raise ValueError(
+            f"covariates must be numbers: {error}. Columns of pandas with labels are numbers after "
+            "pd.get_dummies(covariates, drop_first=True)."
+        ) from error
 
 
 def _observe(group: ItemGroup, distribution: dist.Distribution, cells: Any, kept: Any) -> None:

@@ -238,6 +238,8 @@ BAD = {
     "people in rows and items in columns": ([0, 1], {}),
     "num_categories must be an integer": ([[0, 1]], {"num_categories": [3, 3, 3]}),
     "covariates must have shape": ([[0, 1]], {"covariates": np.zeros((3, 1))}),
+    "covariates must be numbers: .*get_dummies": ([[0, 1]], {"covariates": [["f"]]}),
+    r"mask must have the shape of the answers, \(1, 2\); got \(3, 2\)": ([[0, 1]], {"mask": np.ones((3, 2))}),
 }
 
 
@@ -251,6 +253,8 @@ def test_what_does_not_fit_is_refused(message):
 def test_records_and_categories_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="person must lie in 0, ..., 1"), handlers.seed(rng_seed=0):
         item_response_records([0, 2], [0, 1], [1, 0], num_people=2, num_items=2, family="2pl")
+    with pytest.raises(ValueError, match="person must be a vector of integers.*np.unique"), handlers.seed(rng_seed=0):
+        item_response_records(["a", "b"], [0, 1], [1, 0], num_people=2, num_items=2, family="2pl")
     with pytest.raises(ValueError, match="one answer for each of 2 records"), handlers.seed(rng_seed=0):
         item_response_records([0, 1], [0, 1], [1], num_people=2, num_items=2, family="2pl")
     frame = pd.DataFrame({"colour": pd.Categorical(["red", "green", "blue"])})
@@ -299,6 +303,14 @@ def test_items_without_a_finite_maximum_are_named_once_and_not_at_given_values()
         handlers.seed(rng_seed=0),
     ):
         item_response(graded, family="graded")
+    # Two items have three frequencies for four parameters; three items have seven for six.
+    with (
+        pytest.warns(UserWarning, match="at. 3 frequencies of answers for 4"),
+        handlers.seed(rng_seed=0),
+    ):
+        item_response(mixed[:, [0, 2]], family="2pl")
+    with handlers.seed(rng_seed=0):
+        item_response(mixed[:, [0, 2, 4]], family="2pl")
     # With values of the items, as when others are folded in, and with priors there is nothing to warn of.
     values = {"discrimination": jnp.ones(2), "cutpoints": jnp.array([[-1.0, 0, 1]] * 2)}
     with handlers.seed(rng_seed=0), handlers.substitute(data=values):

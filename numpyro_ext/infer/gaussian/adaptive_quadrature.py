@@ -40,6 +40,8 @@ from .run import GaussianRun
 
 _NEGLIGIBLE, _WORTH_A_WORD, _MOST_NODES = 1e-4, 1e-3, 4000.0
 """Errors of the log evidence for which no nodes are added, and that are told; nodes of a block at most."""
+_MAY_BE_A_MAXIMUM = 0.1
+"""Error with the most nodes at which a maximum may be one of these, and none of the model: a slope that runs away."""
 _ROUNDINGS = 4.0
 """Units in the last place by which the log evidence of a block may be off."""
 _NUM_PROBES, _SPREAD = 2, 0.3
@@ -260,7 +262,10 @@ class AdaptiveQuadrature(Engine):
             )
             messages = (*messages, message)
             warn(f"{type(self).__name__}: {message}")
-        diagnostics = run.fit.diagnostics._replace(quadrature_error=error, messages=messages)
+        converged = run.fit.diagnostics.converged
+        if self.num_nodes is None and not error <= max(_MAY_BE_A_MAXIMUM, rounding):
+            converged = False
+        diagnostics = run.fit.diagnostics._replace(quadrature_error=error, messages=messages, converged=converged)
         run.fit = run.fit._replace(diagnostics=diagnostics)
         return run
 

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
 from jax import Array
 
 from ...compilation.pytree import PyTree
@@ -84,8 +83,8 @@ def without_leaps(complete: np.ndarray, lost: np.ndarray) -> np.ndarray:
         factor = np.linalg.cholesky(-complete)
     except np.linalg.LinAlgError:
         return total
-    inner = scipy.linalg.solve_triangular(factor, total, lower=True)
-    inner = scipy.linalg.solve_triangular(factor, inner.T, lower=True)
+    # triangular systems of SciPy wake threads, which cost milliseconds where a matrix is small
+    inner = np.linalg.solve(factor, np.linalg.solve(factor, total).T)
     values, vectors = np.linalg.eigh(0.5 * (inner + inner.T))
     root = factor @ vectors
     return -(root * np.maximum(-values, _LEAST_KNOWN)) @ root.T
