@@ -19,6 +19,7 @@ from scipy.stats import norm, poisson
 
 from numpyro_ext.compilation import store
 from numpyro_ext.infer import AdaptiveQuadrature, Quadrature
+from numpyro_ext.infer.gaussian import adaptive_quadrature
 from numpyro_ext.infer.gaussian.algorithms.nodes import column_sums
 from numpyro_ext.infer.gaussian.algorithms.nodes.shared_columns import SharedColumns
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
@@ -267,6 +268,16 @@ def test_a_rule_that_is_too_coarse_is_told():
     with pytest.warns(UserWarning, match="not exact.*num_nodes"):
         engine.run(jax.random.key(0), _answers())
     assert engine.diagnostics.quadrature_error > 1e-3
+
+
+@pytest.mark.parametrize(("error", "is_maximum"), [(0.05, True), (0.5, False)])
+def test_a_maximum_of_nodes_that_do_not_suffice_is_none(monkeypatch, error, is_maximum):
+    """As where a slope runs away: the engine has no more nodes to give."""
+    monkeypatch.setattr(adaptive_quadrature, "quadrature_error", lambda *_: (error, 0.0, 4000))
+    engine = AdaptiveQuadrature(two_parameter_logistic, progress_bar=False)
+    with pytest.warns(UserWarning, match="not exact"):
+        engine.run(jax.random.key(0), _answers())
+    assert engine.diagnostics.converged is is_maximum
 
 
 def test_draws_are_those_of_the_density(engine):
