@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 from jax import Array
 
 from ...compilation.pytree import PyTree
@@ -19,6 +20,8 @@ _LEAST_CURVATURE = 1e-2
 """Along an axis, and of any direction in the metric of the diagonal."""
 _LEAST_KNOWN = 0.2
 """Share of the curvature of complete data that is left in a metric, at least."""
+_NO_THREADS = 100
+"""Size up to which a system takes less time than to wake threads for it."""
 _STEPS_BEFORE, _STEPS_IN_METRIC = 8, 20
 """Steps after which the curvature is measured, and measured again."""
 
@@ -83,11 +86,18 @@ def without_leaps(complete: np.ndarray, lost: np.ndarray) -> np.ndarray:
         factor = np.linalg.cholesky(-complete)
     except np.linalg.LinAlgError:
         return total
-    # triangular systems of SciPy wake threads, which cost milliseconds where a matrix is small
-    inner = np.linalg.solve(factor, np.linalg.solve(factor, total).T)
+    inner = _solved(factor, _solved(factor, total).T)
     values, vectors = np.linalg.eigh(0.5 * (inner + inner.T))
     root = factor @ vectors
     return -(root * np.maximum(-values, _LEAST_KNOWN)) @ root.T
+
+
+def _solved(factor: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Solution of a lower triangular system. That of SciPy wakes threads, which take milliseconds whatever its size."""
+    if len(factor) <= _NO_THREADS:
+        return np.linalg.solve(factor, right)
+    found: np.ndarray = scipy.linalg.solve_triangular(factor, right, lower=True)
+    return found
 
 
 def in_metric(gradient: Array, memory: Any, metric: Array) -> Array:
