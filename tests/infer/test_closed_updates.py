@@ -360,7 +360,7 @@ def test_zeros_that_nobody_listed(dense):
 
 
 def test_options():
-    with pytest.raises(ValueError, match="one device"):
+    with pytest.raises(ValueError, match="leave solver"):
         BilinearVG(binary_factorization, bound="jaakkola", solver="lbfgs")
     with pytest.raises(ValueError, match="bound must be one of"):
         BilinearVG(binary_factorization, bound="jensen")

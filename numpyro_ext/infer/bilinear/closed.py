@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from .algorithms.quadratic.layout import LayoutKind
 from .algorithms.selection import SelectionRule
 from .algorithms.sweeps import Family
 
+Solver = Literal["natural-gradient", "lbfgs"]
 Zeros = Literal["by_row", "shared", "exact", "sampled"]
 """Tangents of the bound of unlisted zeros, or draws of cells in the place of sweeps."""
 
@@ -28,13 +30,18 @@ _DENSE = 8
 
 
 def check_together(
-    bound: Bound, zeros: Zeros, update: Update, unlisted_cells: Unlisted, may_be_closed: bool, has_restarts: bool
+    bound: Bound,
+    zeros: Zeros,
+    update: Update,
+    unlisted_cells: Unlisted,
+    solver: Solver,
+    devices: Sequence[jax.Device] | None,
+    has_restarts: bool,
 ) -> None:
-    """Refuse options of an engine that exclude each other.
+    """Refuse options of an engine that exclude each other, and devices of other processes alone.
 
-    :param bool may_be_closed: whether natural gradients step on one device.
     :param bool has_restarts: whether other random starts are asked for.
-    :raises ValueError: if some do.
+    :raises ValueError: in these cases.
     """
     is_zero = unlisted_cells == "zero"
     if zeros == "sampled" and (not is_zero or bound != "jaakkola" or update != "joint" or has_restarts):
@@ -42,12 +49,23 @@ def check_together(
             "zeros='sampled' draws unlisted cells of zeros and ones from one start: give unlisted_cells='zero' and "
             "bound='jaakkola', and leave update and num_restarts at their defaults."
         )
-    if bound != "exact" and not may_be_closed:
-        raise ValueError(
-            f"bound={bound!r} has closed updates, on one device: leave devices and solver at their defaults."
-        )
+    if bound != "exact" and solver == "lbfgs":
+        raise ValueError(f"bound={bound!r} has closed updates: leave solver at its default.")
     if bound == "bohning" and is_zero:
         raise ValueError("Zeros of Bernoulli outcomes in unlisted cells are for bound='jaakkola'.")
+    if devices is None:
+        return
+    if solver == "lbfgs":
+        raise ValueError("L-BFGS runs on one device: leave devices out, or take solver='natural-gradient'.")
+    if zeros == "sampled":
+        raise ValueError("zeros='sampled' draws cells on one device: leave devices out, or take zeros='by_row'.")
+    if is_zero and bound != "jaakkola":
+        raise ValueError(
+            "Zeros in unlisted cells of counts are for one device: leave devices out. (Those of Bernoulli outcomes, "
+            "with bound='jaakkola', may be divided.)"
+        )
+    if not any(d.process_index == jax.process_index() for d in devices):
+        raise ValueError(f"devices must hold one of this process: {jax.local_devices()}; got {list(devices)}.")
 
 
 class ClosedChoice(NamedTuple):

@@ -33,10 +33,10 @@ from .algorithms import sweeps as core
 from .algorithms.quadratic import Bound, Update
 from .algorithms.selection import SelectionRule
 from .answers import BilinearAnswers
-from .closed import MAX_CELLS, ClosedChoice, Zeros, check_together, has_closed_rule
+from .closed import MAX_CELLS, ClosedChoice, Solver, Zeros, check_together, has_closed_rule
 from .families import Covariance, check_coupled, check_points, named_by_component, side_families
 from .marginals.pairs import state_at
-from .programs import CHUNK, BilinearPrograms, Solver, bilinear_programs, check_devices, explain, parts, with_parts
+from .programs import CHUNK, BilinearPrograms, bilinear_programs, explain, parts, with_parts
 from .restarts import MOST_CELLS_RESTARTED, NUM_RESTARTS, ONE_START, best_of_starts
 from .run import BilinearRun
 from .sampling import Scheme, fit_sampled
@@ -190,9 +190,7 @@ class BilinearVG(BilinearAnswers):
         check_one_of(Scheme, sampler=sampler)
         check_at_least(1, max_cells=max_cells, batch_size=1 if batch_size == "auto" else batch_size)
         check_one_of(SelectionRule, selection=selection)
-        if devices is not None:
-            check_devices(devices, solver, unlisted_cells)
-        check_together(bound, zeros, update, unlisted_cells, self._may_be_closed, bool(num_restarts))
+        check_together(bound, zeros, update, unlisted_cells, solver, self.devices, bool(num_restarts))
         self.bound, self.update, self.zeros, self.max_cells = bound, update, zeros, max_cells
         self.batch_size, self._scheme = batch_size, sampler
         self.selection: SelectionRule = selection
@@ -359,11 +357,12 @@ class BilinearVG(BilinearAnswers):
 
     @property
     def _may_be_closed(self) -> bool:
-        return self.devices is None and self.solver == "natural-gradient"
+        return self.solver == "natural-gradient"
 
     def _programs(self, reading: BilinearReading, space: UnconstrainedSpace) -> BilinearPrograms:
         families, tol = self._families(reading), self._tolerance()
-        check_coupled(reading, self._may_be_closed and self.unlisted_cells == "missing")
+        is_plain = self._may_be_closed and self.devices is None and self.unlisted_cells == "missing"
+        check_coupled(reading, is_plain)
         choice = None
         if self._may_be_closed:
             measures_draws = self.zeros == "sampled" and self.batch_size == "auto"

@@ -12,7 +12,6 @@ from jax import Array, lax
 
 from ...compilation.quick_jit import quick_jit
 from ...compilation.store import shared
-from ...structure.bilinear.factors import Unlisted
 from ...structure.bilinear.form import Bilinear, GaussianSide, Side
 from ...structure.bilinear.reading import BilinearReading
 from ..front.results import at_values
@@ -26,16 +25,16 @@ from .algorithms.cells import Block, View
 from .algorithms.incidence import CoupledBlock, SideBlock, draw_side, step_sizes, touched
 from .algorithms.quadratic import ClosedUpdates, Options, fold_closed, with_side
 from .algorithms.quadratic.draws import first_moments
-from .algorithms.schedules.devices import Division, OneDevice, Prepared, SeveralDevices
+from .algorithms.schedules.devices import Division, OneDevice, RowPlaces, SeveralDevices
 from .algorithms.schedules.loop import fit_side, iterate
+from .algorithms.schedules.methods import Prepared, Steps
 from .algorithms.selection import draw_shares
-from .closed import ClosedChoice
+from .closed import ClosedChoice, Solver
 
 CHUNK = 10
 _SHORT_STEP = 0.25
 _LEARNING_STEPS = 5
 
-Solver = Literal["natural-gradient", "lbfgs"]
 _SOLVERS = {"natural-gradient": steps.step_side, "lbfgs": steps.lbfgs_side}
 
 
@@ -45,19 +44,6 @@ class FoldInfo(NamedTuple):
     converged: Array
     objective: Array
     """Objective of each new vector, shape ``(num,)``."""
-
-
-def check_devices(devices: Sequence[jax.Device], solver: Solver, unlisted_cells: Unlisted) -> None:
-    """Refuse devices for what runs on one, and devices of other processes alone.
-
-    :raises ValueError: in these cases.
-    """
-    if solver == "lbfgs":
-        raise ValueError("L-BFGS runs on one device: leave devices out, or take solver='natural-gradient'.")
-    if unlisted_cells == "zero":
-        raise ValueError("Zeros in unlisted cells are for one device: leave devices out.")
-    if not any(d.process_index == jax.process_index() for d in devices):
-        raise ValueError(f"devices must hold one of this process: {jax.local_devices()}; got {list(devices)}.")
 
 
 def bilinear_programs(
@@ -89,7 +75,7 @@ class BilinearPrograms:
     :param families: of rows and columns.
     :param float tol: relative change of the objective at which a run has converged.
     :param Division division: of the rows between the devices on which :attr:`solve` runs, if these are several.
-    :param str solver: of the vectors of one side, on one device.
+    :param str solver: of the vectors of one side.
     :param Options closed: of closed updates, where these take the place of steps.
     :param ClosedChoice choice: that these are of.
     """
@@ -107,10 +93,8 @@ class BilinearPrograms:
     ) -> None:
         self._reading, self._space, self.families, self._tol = reading, space, families, tol
         self.closed, self._choice = closed, choice
-        if closed is not None:
-            self.devices: OneDevice = ClosedUpdates(closed, reading.has_fixed_predictors)
-        else:
-            self.devices = OneDevice(_SOLVERS[solver]) if division is None else SeveralDevices(division)
+        method = Steps(_SOLVERS[solver]) if closed is None else ClosedUpdates(closed, reading.has_fixed_predictors)
+        self.devices = OneDevice(method) if division is None else SeveralDevices(division, method)
         self.form = quick_jit(self._form, is_lean=True)
         self.priors = quick_jit(self._priors, is_small=True)
         self.init_state = quick_jit(self._init_state, is_lean=True)
@@ -143,13 +127,15 @@ class BilinearPrograms:
         """The first arguments of :attr:`solve`: ordered cells, where they are the same in all sweeps, and the data."""
         prepared = None
         if self._reading.is_design_fixed or not self._space.size:
-            prepared = self.devices.put_cells(self._compiled_prepare(data, fixed, values))
+            prepared = self.devices.put_cells(self._compiled_prepare(data, fixed, values, self.devices.places))
         return prepared, *self.devices.put_shared((data, fixed))
 
-    def _prepare(self, data: Sequence[object], fixed: dict[str, Array], values: Array) -> Prepared:
+    def _prepare(
+        self, data: Sequence[object], fixed: dict[str, Array], values: Array, places: RowPlaces | None = None
+    ) -> Prepared:
         hyper = self._space.unpack(values, fixed)
         state = jax.eval_shape(self._init_state, data, hyper)
-        return self.devices.prepare(self._reading.form(hyper, data), state.rows, state.columns)
+        return self.devices.prepare(self._reading.form(hyper, data), state.rows, state.columns, places)
 
     def _solve(
         self,
@@ -190,7 +176,7 @@ class BilinearPrograms:
                 form = prepared.form
                 if bound is not None:
                     return bound(prepared)
-                return form.log_constant - devices.cost(form, state.rows, state.columns)
+                return form.log_constant - devices.cost(form, state)
 
             evaluate = evaluation_fn(
                 form_fn=make_form,

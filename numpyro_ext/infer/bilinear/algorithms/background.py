@@ -23,7 +23,7 @@ from jax.typing import ArrayLike
 
 from ....potentials.base import Potential, potential
 from ....potentials.bounds.logistic import JaakkolaBound
-from ....structure.bilinear.form import Bilinear
+from ....structure.bilinear.form import Bilinear, GaussianSide
 from .terms import Block, Coefficients
 
 
@@ -99,6 +99,8 @@ class AllPairs(NamedTuple):
         common = None if form.common is None else form.common.coefficients[0]
         rows, columns = (jnp.ones_like(side.mean[:, 0]) for side in (form.rows, form.columns))
         bounds = ZeroBound(*(x * rows for x in bound))
+        if isinstance(form.rows, GaussianSide):
+            rows = form.rows.weighted(rows)
         return cls(jnp.asarray(weight) * rows, columns, bounds, None, coefficients, form.offset[0], common)
 
     def seen_from_columns(self) -> AllPairs:

@@ -12,13 +12,13 @@ from .....structure.bilinear.form import Bilinear
 from .. import sweeps as core
 from ..cells import Side
 from ..incidence import SideBlock
-from ..schedules.devices import OneDevice, Prepared
+from ..schedules.methods import Prepared, Steps
 from ..steps import divergence
 from . import sweep as closed
 
 
-class ClosedUpdates(OneDevice):
-    """Sweeps of closed updates on one device.
+class ClosedUpdates(Steps):
+    """Sweeps of closed updates.
 
     :param Options options: static choices.
     :param bool has_fixed_predictors: whether predictors know of no hyperparameter.
@@ -28,23 +28,41 @@ class ClosedUpdates(OneDevice):
         super().__init__()
         self._options, self._has_fixed_predictors = options, has_fixed_predictors
 
-    def prepare(self, form: Bilinear, rows: SideBlock, columns: SideBlock) -> Prepared:
-        return Prepared(core.without_cells(form), closed.make_views(form, self._options))
+    def make_views(
+        self,
+        form: Bilinear,
+        rows: SideBlock,
+        columns: SideBlock,
+        *,
+        is_cell: Array | None = None,
+        axis_name: str | None = None,
+    ) -> closed.Views:
+        return closed.make_views(form, self._on(axis_name), is_cell)
 
-    def sweep(self, prepared: Prepared, state: core.State) -> tuple[core.State, core.Info]:
-        return closed.sweep(prepared.form, state, self._options, views=prepared.views, with_gauge=True)
+    def sweep(
+        self, form: Bilinear, views: closed.Views, state: core.State, *, axis_name: str | None = None
+    ) -> tuple[core.State, core.Info]:
+        return closed.sweep(form, state, self._on(axis_name), views=views, with_gauge=True)
 
-    def begin(self, prepared: Prepared, state: core.State) -> core.State:
-        return state._replace(objective=self.bound(prepared, state))
+    def begin(
+        self, form: Bilinear, views: closed.Views, state: core.State, *, axis_name: str | None = None
+    ) -> core.State:
+        return state._replace(objective=self.bound(form, views, state, axis_name=axis_name))
 
-    def bound(self, prepared: Prepared, state: core.State) -> Array:
-        return closed.bound_of(prepared.form, state, prepared.views, self._options)
+    def bound(self, form: Bilinear, views: closed.Views, state: core.State, *, axis_name: str | None = None) -> Array:
+        return closed.bound_of(form, state, views, self._on(axis_name))
 
-    def bound_of_form(self, prepared: Prepared, state: core.State) -> Callable[[Prepared], Array]:
+    def cost(self, form: Bilinear, state: core.State, *, axis_name: str | None = None) -> Array:
+        return closed.cost_of(form, state, axis_name)
+
+    def bound_at_moments(self, prepared: Prepared, state: core.State) -> Callable[[Prepared], Array] | None:
         if not self._has_fixed_predictors or prepared.views.pairs is not None:
-            return super().bound_of_form(prepared, state)
+            return None
         bound = closed.bound_at_moments(state, prepared.views, self._options)
         return lambda other: bound(other.form, other.views)
+
+    def _on(self, axis_name: str | None) -> closed.Options:
+        return self._options._replace(axis_name=axis_name)
 
 
 def fold_closed(

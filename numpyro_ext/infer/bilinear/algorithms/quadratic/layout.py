@@ -58,14 +58,17 @@ class Layout(NamedTuple):
     """The same for all cells."""
 
 
-def make_layout(form: Bilinear, side: Side, kind: LayoutKind, zero: Potential | None = None) -> Layout:
+def make_layout(
+    form: Bilinear, side: Side, kind: LayoutKind, zero: Potential | None = None, is_cell: Array | None = None
+) -> Layout:
     """Order the cells of a form whose coefficients are the same for all of them.
 
     :param Bilinear form: the model.
     :param str side: ``"rows"`` or ``"columns"``.
     :param str kind: ``"grid"``, for forms without two cells of one row and column, or ``"tiles"``.
     :param Potential zero: factor of all pairs of a grid that are no cells, with the offset and the common coefficients
-        of the first cell; ``None`` where they are missing.
+        of the first cell; ``None`` where they are missing. Vectors of no weight have none.
+    :param is_cell: false for cells that only fill up the arrays, by default true for all.
     """
     own, other, coefficients = oriented(form, side)
     sides = (form.rows, form.columns) if side == "rows" else (form.columns, form.rows)
@@ -74,9 +77,11 @@ def make_layout(form: Bilinear, side: Side, kind: LayoutKind, zero: Potential | 
     if kind == "grid":
         length = max(1, min(num, _GRID_CELLS // num_other))
         num_chunks = -(-num // length)
-        place = own * num_other + other
-        source = jnp.full((num_chunks * length * num_other,), -1, jnp.int32)
-        source = source.at[place].set(jnp.arange(num_cells, dtype=jnp.int32))
+        place, num_places = own * num_other + other, num_chunks * length * num_other
+        if is_cell is not None:
+            place = jnp.where(is_cell, place, num_places)
+        source = jnp.full((num_places,), -1, jnp.int32)
+        source = source.at[place].set(jnp.arange(num_cells, dtype=jnp.int32), mode="drop")
         source = source.reshape(num_chunks, length, num_other)
         vectors = jnp.minimum(jnp.arange(num_chunks * length), num - 1).reshape(num_chunks, length)
         others = None
@@ -97,16 +102,18 @@ def make_layout(form: Bilinear, side: Side, kind: LayoutKind, zero: Potential | 
         source = source.reshape(num_chunks, length, size)
         vectors = jnp.full((num_tiles,), num - 1).at[tile].set(ordered).reshape(num_chunks, length)
         others = other[jnp.maximum(source, 0)].astype(jnp.int32)
-    is_cell, safe = source >= 0, jnp.maximum(source, 0)
+    is_listed, safe = source >= 0, jnp.maximum(source, 0)
 
     def take(x: Array) -> Array:
         return x[safe]
 
-    weight, potential = jnp.where(is_cell, form.weight[safe], 0.0), jax.tree.map(take, form.potential)
+    weight, potential = jnp.where(is_listed, form.weight[safe], 0.0), jax.tree.map(take, form.potential)
     if zero is not None:
-        is_pair = jnp.arange(vectors.size).reshape(vectors.shape) < num
-        weight = jnp.where(is_cell, weight, is_pair[..., None].astype(weight.dtype))
-        potential = jax.tree.map(lambda x, y: jnp.where(is_cell, x, y), potential, zero)
+        one, two = (jnp.ones(s.mean.shape[:1]) if s.weight is None else s.weight for s in sides)
+        is_vector = jnp.arange(vectors.size).reshape(vectors.shape) < num
+        number = jnp.where(is_vector, one[vectors], 0.0)[..., None] * two
+        weight = jnp.where(is_listed, weight, number.astype(weight.dtype))
+        potential = jax.tree.map(lambda x, y: jnp.where(is_listed, x, y), potential, zero)
     cells = Cells(
         vectors.astype(jnp.int32),
         others,

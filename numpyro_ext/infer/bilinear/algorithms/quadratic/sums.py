@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..background import AllPairs, sums_for_common, sums_over_pairs, unlisted_zeros
-from ..cells import Block
+from ..cells import Block, over_devices
 from .layout import Cells, Layout, Products, Seen, products_of, visit, visit_vectors, weighted_sums
 from .moments import own_moments, partner_moments
 from .rules import Bound, Parabola, logit_negative, parabola, with_rule
@@ -228,11 +228,14 @@ def zeros_left(problem: Problem, products: Products, rows: Block, columns: Block
     return unlisted_zeros(pairs, rows, columns, listed, _common_moments(common))
 
 
-def best_tangents(left: Array, *, is_shared: bool) -> Array:
+def best_tangents(left: Array, *, is_shared: bool, axis_name: str | None = None) -> Array:
     """Squares of the best tangents of the zeros of each row; one where a row has no zeros but those of its cells.
 
     :param left: from :func:`zeros_left`.
     :param bool is_shared: whether all rows have one tangent.
+    :param str axis_name: of the axis of devices between which the rows are divided, if they are.
     """
-    number, _, square = jnp.broadcast_to(jnp.sum(left, 0), left.shape).T if is_shared else left.T
+    if is_shared:
+        left = jnp.broadcast_to(over_devices(jnp.sum(left, 0), axis_name), left.shape)
+    number, _, square = left.T
     return jnp.where(number > 0.0, jnp.maximum(square, 0.0) / jnp.where(number > 0.0, number, 1.0), 1.0)

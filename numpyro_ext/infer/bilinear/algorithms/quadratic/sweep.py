@@ -12,10 +12,10 @@ from jax import Array
 from .....potentials.families.binary import LogitPotential
 from .....structure.bilinear.form import Bilinear, GaussianSide
 from ..background import AllPairs, even_zero
-from ..cells import Block, Side, oriented
+from ..cells import Block, Side, oriented, over_devices
 from ..gauge import gauge_step
 from ..incidence import SideBlock
-from ..selection import Censored, SelectionRule, best_shares
+from ..selection import Censored, SelectionRule
 from ..steps import divergence
 from ..sweeps import Info, State, relative_change
 from .layout import Layout, LayoutKind, Products, make_layout
@@ -49,6 +49,8 @@ class Options(NamedTuple):
     selection: SelectionRule = "learned"
     """Shares of rows and columns in the censored pairs, where there are any: at their best, or without regard to the
     vectors, so that rare ones are not pruned."""
+    axis_name: str | None = None
+    """The axis of devices between which the rows are divided, if they are."""
 
 
 class Views(NamedTuple):
@@ -78,11 +80,12 @@ class AtCells(NamedTuple):
     products: Products
 
 
-def make_views(form: Bilinear, options: Options) -> Views:
+def make_views(form: Bilinear, options: Options, is_cell: Array | None = None) -> Views:
     """Order the cells.
 
     :param Bilinear form: the model; all coefficients are the same for all cells.
     :param Options options: of these the layout counts.
+    :param is_cell: false for cells that only fill up the arrays, by default true for all.
     """
     pairs, zero, background = None, None, form.background
     if background is not None and options.zeros == "exact" and background.selection is None:
@@ -91,8 +94,8 @@ def make_views(form: Bilinear, options: Options) -> Views:
     elif background is not None:
         bound = even_zero(jnp.ones((), form.rows.mean.dtype))
         pairs = AllPairs.of_form(form, oriented(form, "rows")[2], bound, 1.0)
-    layouts = (make_layout(form, side, options.kind, zero) for side in ("rows", "columns"))
-    return Views(next(layouts), next(layouts), pairs, Censored.of_form(form))
+    layouts = (make_layout(form, side, options.kind, zero, is_cell) for side in ("rows", "columns"))
+    return Views(next(layouts), next(layouts), pairs, Censored.of_form(form, options.axis_name))
 
 
 def sweep(
@@ -132,7 +135,7 @@ def sweep(
         views = with_tangents(views, state, options, cells)
         state = update_side(form, state, views, side, options, refresh=refresh, cells=cells)
     if with_gauge and views.censored is None:
-        state = _improved(form, state)
+        state = _improved(form, state, options.axis_name)
     objective = bound_of(form, state, views, options)
     change = relative_change(objective, state.objective, jnp.zeros_like(objective))
     state = state._replace(objective=objective)
@@ -153,7 +156,8 @@ def with_tangents(views: Views, state: State, options: Options, cells: AtCells |
     if views.censored is not None:
         selected = state.selected
         assert selected is not None
-        weights = views.censored.number * jnp.exp(selected.log_rows), jnp.exp(selected.log_columns)
+        shares = views.censored.shares(selected)
+        weights = views.censored.number * shares[0], shares[1]
         tangent = jnp.broadcast_to(selected.tangent, weights[0].shape)
         pairs = views.pairs._replace(own_weight=weights[0], other_weight=weights[1], own_bound=even_zero(tangent))
         return views._replace(pairs=pairs)
@@ -165,7 +169,8 @@ def _tangents(views: Views, state: State, options: Options, cells: AtCells | Non
     """The best tangents of the zeros of each row, and what is summed over these."""
     side, products = views.at_cells(state, "rows", options) if cells is None else cells
     left = zeros_left(views.problem(side, options), products, *_blocks(state), state.common)
-    return best_tangents(left, is_shared=options.zeros == "shared" or views.censored is not None), left
+    is_shared = options.zeros == "shared" or views.censored is not None
+    return best_tangents(left, is_shared=is_shared, axis_name=options.axis_name), left
 
 
 def _with_tangent(state: State, views: Views, options: Options, cells: AtCells) -> State:
@@ -181,17 +186,15 @@ def _with_shares(state: State, views: Views, options: Options, cells: AtCells) -
     side, products = cells
     selected = state.selected
     assert selected is not None and views.censored is not None
-    is_rows = side == "rows"
-    counts = selected.row_counts if is_rows else selected.column_counts
-    values = jnp.zeros_like(counts)
+    values = jnp.zeros_like(selected.row_counts if side == "rows" else selected.column_counts)
     if options.selection == "learned":
         problem = with_tangents(views, state, options).problem(side, options)
         values = zero_values(problem, products, *_blocks(state, side), state.common)
-        values = values if is_rows else values / views.censored.number
-    shares = best_shares(counts, values)
-    return state._replace(
-        selected=selected._replace(log_rows=shares) if is_rows else selected._replace(log_columns=shares)
-    )
+        if side == "columns":
+            values = over_devices(values, options.axis_name) / views.censored.number
+    shares = views.censored.best_shares(selected, values, side, options.axis_name)
+    selected = selected._replace(**{"log_rows" if side == "rows" else "log_columns": shares})
+    return state._replace(selected=selected)
 
 
 def _blocks(state: State, side: Side = "rows") -> tuple[Block, Block]:
@@ -227,6 +230,8 @@ def update_side(
         own, other = _blocks(state, side)
         _, products = views.at_cells(state, side, options) if cells is None else cells
         sums = vector_sums(views.problem(side, options), products, own, other, state.common)
+        if side == "columns":
+            sums = over_devices(sums, options.axis_name)
         state, cells = with_side(state, side, closed_update(own, prior, sums, groups)), None
     return state
 
@@ -244,21 +249,17 @@ def update_common(form: Bilinear, state: State, views: Views, options: Options, 
     assert state.common is not None and form.common is not None
     side, products = views.at_cells(state, "rows", options) if cells is None else cells
     sums = common_sums(views.problem(side, options), products, *_blocks(state), state.common)
+    sums = over_devices(sums, options.axis_name)
     size = state.common.mean.shape[1]
     return state._replace(common=closed_update(state.common, form.common.prior, sums, ((0, size),)))
 
 
-def _improved(form: Bilinear, state: State) -> State:
+def _improved(form: Bilinear, state: State, axis_name: str | None) -> State:
     """The state after the exact step that leaves all products as they are, where it does not cost more."""
-
-    def cost(rows: SideBlock, columns: SideBlock) -> Array:
-        return jnp.sum(divergence(rows, form.rows)) + jnp.sum(divergence(columns, form.columns))
-
-    before = _blocks(state)
-    after = gauge_step(form, *before)
-    is_better = cost(*after) <= cost(*before)
-    rows, columns = jax.tree.map(lambda x, y: jnp.where(is_better, x, y), after, before)
-    return state._replace(rows=rows, columns=columns)
+    rows, columns = gauge_step(form, *_blocks(state), axis_name=axis_name)
+    after = state._replace(rows=rows, columns=columns)
+    is_better = cost_of(form, after, axis_name) <= cost_of(form, state, axis_name)
+    return jax.tree.map(lambda x, y: jnp.where(is_better, x, y), after, state)
 
 
 def values_of_side(state: State, views: Views, side: Side, options: Options) -> Array:
@@ -278,21 +279,26 @@ def bound_at_moments(state: State, views: Views, options: Options) -> Callable[[
     """The objective of a state as a function of the form, where predictors are the same in all of these."""
     _, products = views.at_cells(state, "rows", options)
     value = values_at_moments(views.problem("rows", options), products, state.common)
-    return lambda form, views: form.log_constant + value(views.rows) - _cost(form, state)
+    return lambda form, views: form.log_constant + value(views.rows) - cost_of(form, state)
 
 
 def bound_of(form: Bilinear, state: State, views: Views, options: Options) -> Array:
     """The objective, with the constants of all densities."""
-    value = form.log_constant + jnp.sum(values_of_side(state, views, "rows", options))
+    value = jnp.sum(values_of_side(state, views, "rows", options))
+    value = form.log_constant + over_devices(value, options.axis_name)
     if views.censored is not None:
         assert state.selected is not None
-        value += views.censored.bound(state.selected)
-    return value - _cost(form, state)
+        value += views.censored.bound(state.selected, options.axis_name)
+    return value - cost_of(form, state, options.axis_name)
 
 
-def _cost(form: Bilinear, state: State) -> Array:
-    """Divergences of all vectors from their priors."""
-    cost = jnp.sum(divergence(state.rows, form.rows)) + jnp.sum(divergence(state.columns, form.columns))
+def cost_of(form: Bilinear, state: State, axis_name: str | None = None) -> Array:
+    """Divergences of all vectors and common unknowns from their priors.
+
+    :param str axis_name: see :class:`Options`.
+    """
+    rows = over_devices(jnp.sum(divergence(state.rows, form.rows)), axis_name)
+    cost = rows + jnp.sum(divergence(state.columns, form.columns))
     if state.common is None:
         return cost
     assert form.common is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -19,41 +20,33 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .....linalg.padding import places_within
 from .....structure.bilinear.form import Bilinear, GaussianSide, Side
-from .. import steps
 from .. import sweeps as core
-from ..cells import Block
-from ..incidence import SideBlock, touched
+from ..incidence import SideBlock
+from .methods import Prepared, Steps
 
 _Result = TypeVar("_Result")
-_AXIS = "rows"
+AXIS = "rows"
+"""Name of the axis of devices."""
 # In place of arrays, in trees that specify where these are.
-_BY_ROW: Any = PartitionSpec(_AXIS)
+_BY_ROW: Any = PartitionSpec(AXIS)
 _EVERYWHERE: Any = PartitionSpec()
-_STATE = core.State(_BY_ROW, _EVERYWHERE, _BY_ROW, _EVERYWHERE, _EVERYWHERE, _EVERYWHERE)
 _FORM = Bilinear(_BY_ROW, *(_EVERYWHERE for _ in Bilinear._fields[1:]))
-
-
-class Prepared(NamedTuple):
-    """A form as sweeps take it: its cells in the views, the rest in the form."""
-
-    form: Bilinear
-    views: Any
-    """Cells by rows and by columns: :class:`~numpyro_ext.infer.bilinear.algorithms.sweeps.Views`, or those of closed
-    updates."""
 
 
 class OneDevice:
     """Sweeps where everything is on one device.
 
-    What is computed is written here once; what several devices do otherwise is where arrays are.
+    What is computed is written once, in the method; what several devices do otherwise is where arrays are.
 
-    :param Callable take_step: see :func:`~numpyro_ext.infer.bilinear.algorithms.sweeps.sweep`.
+    :param Steps method: how vectors move, by default steps along natural gradients.
     """
 
+    places: RowPlaces | None = None
+    """Rows and cells of each device, if there are several."""
     _axis_name: str | None = None
 
-    def __init__(self, take_step: Callable[..., tuple[Block, Array, Array, Array]] = steps.step_side) -> None:
-        self._take_step = take_step
+    def __init__(self, method: Steps | None = None) -> None:
+        self._method = Steps() if method is None else method
 
     def _on_devices(
         self, function: Callable[..., _Result], in_specs: object, out_specs: object
@@ -61,63 +54,39 @@ class OneDevice:
         """A function that every device computes of the parts that it holds of the arguments."""
         return function
 
+    def _run(self, method: Callable[..., _Result], prepared: Prepared, state: core.State, out_specs: object) -> _Result:
+        function = partial(method, axis_name=self._axis_name)
+        return self._on_devices(function, (_FORM, _BY_ROW, specs_of(state)), out_specs)(*prepared, state)
+
     def sweep(self, prepared: Prepared, state: core.State) -> tuple[core.State, core.Info]:
-        """See :func:`~numpyro_ext.infer.bilinear.algorithms.sweeps.sweep`."""
-
-        def run(form: Bilinear, views: core.Views, state: core.State) -> tuple[core.State, core.Info]:
-            return core.sweep(form, views, state, axis_name=self._axis_name, take_step=self._take_step)
-
-        return self._on_devices(run, (_FORM, _BY_ROW, _STATE), (_STATE, _EVERYWHERE))(*prepared, state)
-
-    def make_feasible(self, prepared: Prepared, rows: SideBlock, columns: SideBlock) -> tuple[SideBlock, Array]:
-        """See :func:`~numpyro_ext.infer.bilinear.algorithms.steps.make_feasible`; the block is that of the rows."""
-
-        def run(views: core.Views, rows: SideBlock, columns: SideBlock) -> tuple[SideBlock, Array]:
-            view = core.with_tangents(views, rows, columns).rows
-            return steps.make_feasible(view, rows, touched(columns, prepared.form.columns), prepared.form.rows)
-
-        specs = (_BY_ROW, _BY_ROW, _EVERYWHERE)
-        return self._on_devices(run, specs, (_BY_ROW, _BY_ROW))(prepared.views, rows, columns)
-
-    def divergence(self, block: SideBlock, prior: Side) -> Array:
-        """See :func:`~numpyro_ext.infer.bilinear.algorithms.steps.divergence`; the block is that of the rows."""
-        return self._on_devices(steps.divergence, (_BY_ROW, _BY_ROW), _BY_ROW)(block, prior)
-
-    def row_objective(self, prepared: Prepared, rows: SideBlock, columns: SideBlock) -> Array:
-        """See :func:`~numpyro_ext.infer.bilinear.algorithms.steps.block_objective`."""
-
-        def run(views: core.Views, rows: SideBlock, columns: SideBlock, prior: Side) -> Array:
-            view = core.with_tangents(views, rows, columns).rows
-            return steps.block_objective(view, rows, touched(columns, prepared.form.columns), prior)
-
-        specs = (_BY_ROW, _BY_ROW, _EVERYWHERE, _BY_ROW)
-        return self._on_devices(run, specs, _BY_ROW)(prepared.views, rows, columns, prepared.form.rows)
+        """One sweep over both sides."""
+        return self._run(self._method.sweep, prepared, state, (specs_of(state), _EVERYWHERE))
 
     def begin(self, prepared: Prepared, state: core.State) -> core.State:
-        """The state with rows at which all expectations exist, and its objective."""
-        rows, values = self.make_feasible(prepared, state.rows, state.columns)
-        objective = prepared.form.log_constant + jnp.sum(values) - self.cost(prepared.form, rows, state.columns)
-        return state._replace(rows=rows, objective=objective)
-
-    def cost(self, form: Bilinear, rows: SideBlock, columns: SideBlock) -> Array:
-        """The divergences of all vectors from their priors."""
-        return jnp.sum(self.divergence(rows, form.rows)) + jnp.sum(steps.divergence(columns, form.columns))
+        """The state from which sweeps can start, with its objective."""
+        return self._run(self._method.begin, prepared, state, specs_of(state))
 
     def bound(self, prepared: Prepared, state: core.State) -> Array:
         """The objective of a state."""
-        form = prepared.form
-        value = jnp.sum(self.row_objective(prepared, state.rows, state.columns))
-        return form.log_constant + value - jnp.sum(steps.divergence(state.columns, form.columns))
+        return self._run(self._method.bound, prepared, state, _EVERYWHERE)
+
+    def cost(self, form: Bilinear, state: core.State) -> Array:
+        """The divergences of all unknowns from their priors."""
+        function = partial(self._method.cost, axis_name=self._axis_name)
+        return self._on_devices(function, (_FORM, specs_of(state)), _EVERYWHERE)(form, state)
 
     def bound_of_form(self, prepared: Prepared, state: core.State) -> Callable[[Prepared], Array]:
         """The objective of a state as a function of the form, given the form that the state belongs to."""
-        return lambda other: self.bound(other, state)
+        return self._method.bound_at_moments(prepared, state) or (lambda other: self.bound(other, state))
 
     # Where arrays are
 
-    def prepare(self, form: Bilinear, rows: SideBlock, columns: SideBlock) -> Prepared:
-        """Order the cells; of the blocks only the shapes count."""
-        return Prepared(core.without_cells(form), core.make_views(form, rows, columns))
+    def prepare(self, form: Bilinear, rows: SideBlock, columns: SideBlock, places: RowPlaces | None = None) -> Prepared:
+        """Order the cells; of the blocks only the shapes count.
+
+        :param places: :attr:`places` as an argument of the program, in which they would be long constants else.
+        """
+        return Prepared(core.without_cells(form), self._method.make_views(form, rows, columns))
 
     def arrange(self, rows: Side) -> Side:
         """The prior of the rows in the order of the devices."""
@@ -142,6 +111,15 @@ class OneDevice:
     def compile_solve(self, solve: Any) -> Any:
         """``jit`` for a function that returns hyperparameters, a state and an info."""
         return jax.jit(solve)
+
+
+def specs_of(state: core.State) -> Any:
+    """Where the arrays of a state are, as a tree that is a prefix of the state."""
+    specs: Any = jax.tree.map(lambda x: _EVERYWHERE, state)
+    selected = None
+    if state.selected is not None:
+        selected = specs.selected._replace(row_counts=_BY_ROW, log_rows=_BY_ROW)
+    return specs._replace(rows=_BY_ROW, row_step=_BY_ROW, selected=selected)
 
 
 class RowPlaces(NamedTuple):
@@ -228,55 +206,79 @@ class SeveralDevices(OneDevice):
     """Sweeps with the rows divided between devices.
 
     :param Division division: which device has which rows.
+    :param Steps method: see :class:`OneDevice`.
     """
 
-    _axis_name = _AXIS
+    _axis_name = AXIS
 
-    def __init__(self, division: Division) -> None:
-        super().__init__()
-        self._mesh = Mesh(np.array(division.devices), (_AXIS,), axis_types=(AxisType.Auto,))
-        self._places = division.places
+    def __init__(self, division: Division, method: Steps | None = None) -> None:
+        super().__init__(method)
+        self._mesh = Mesh(np.array(division.devices), (AXIS,), axis_types=(AxisType.Auto,))
+        self.places: RowPlaces = division.places
+        self._num_devices = len(division.devices)
         self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(self._mesh, _EVERYWHERE))
 
     def _on_devices(
         self, function: Callable[..., _Result], in_specs: object, out_specs: object
     ) -> Callable[..., _Result]:
+        return jax.shard_map(function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    def _run(self, method: Callable[..., _Result], prepared: Prepared, state: core.State, out_specs: object) -> _Result:
         # Views have a leading axis for the devices.
-        def run(*args: object) -> _Result:
-            return function(*(jax.tree.map(lambda x: x[0], a) if isinstance(a, core.Views) else a for a in args))
+        def run(form: Bilinear, views: Any, state: core.State, **options: Any) -> _Result:
+            return method(form, jax.tree.map(lambda x: x[0], views), state, **options)
 
-        return jax.shard_map(run, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        return super()._run(run, prepared, state, out_specs)
 
-    def prepare(self, form: Bilinear, rows: SideBlock, columns: SideBlock) -> Prepared:
+    def bound_of_form(self, prepared: Prepared, state: core.State) -> Callable[[Prepared], Array]:
+        return lambda other: self.bound(other, state)
+
+    def prepare(self, form: Bilinear, rows: SideBlock, columns: SideBlock, places: RowPlaces | None = None) -> Prepared:
         """Views with a leading axis for the devices."""
-        places, num_cells = self._places, form.num_cells
+        places, num_cells = self.places if places is None else places, form.num_cells
         is_of_cell: dict[str, Any] = {
             name: jax.tree.map(lambda x: x.shape[:1] == (num_cells,), getattr(form, name))
             for name in ("coupling", "row_linear", "column_linear", "offset", "potential", "weight")
         }
         is_of_cell |= {name: True for name in ("row_index", "column_index", "row_order", "column_order")}
+        if form.common is not None:
+            is_of_cell["common"] = jax.tree.map(lambda x: False, form.common)._replace(coefficients=True)
 
         def take(is_taken: bool, x: Array) -> Array:
             return x[places.cells] if is_taken else x
 
+        def cut(x: Array) -> Array:
+            return x.reshape(self._num_devices, -1, *x.shape[1:])
+
         local = {name: jax.tree.map(take, is_of_cell[name], getattr(form, name)) for name in is_of_cell}
         local |= {
+            "rows": jax.tree.map(cut, self.arrange(form.rows)),
             "row_index": jnp.asarray(places.local_row),
             "column_index": jnp.asarray(places.column),
             "row_order": jnp.broadcast_to(jnp.arange(places.cells.shape[1]), places.cells.shape),
             "column_order": jnp.asarray(places.column_order),
             "weight": jnp.where(places.is_cell, local["weight"], 0.0),
         }
-        axes: dict[str, Any] = {"rows": None, "columns": None, "log_constant": None}
+        axes: dict[str, Any] = {"rows": 0, "columns": None, "log_constant": None}
         axes |= {name: jax.tree.map(lambda taken: 0 if taken else None, found) for name, found in is_of_cell.items()}
-        make_views = jax.vmap(lambda local: core.make_views(local, rows, columns), in_axes=(Bilinear(**axes),))
-        views = make_views(form._replace(**local))
+        background: Any = form.background
+        if background is not None and background.selection is not None:
+            rows_of_all, selection = background.selection.rows[places.source], background.selection
+            local["background"] = background._replace(selection=selection._replace(rows=cut(rows_of_all)))
+            axes["background"] = background._replace(exposure=None, selection=selection._replace(rows=0, columns=None))
+
+        def make_views(local: Bilinear, is_cell: Array) -> Any:
+            return self._method.make_views(local, rows, columns, is_cell=is_cell, axis_name=AXIS)
+
+        # the axis of devices, over which sums can be taken
+        make_all = jax.vmap(make_views, in_axes=(Bilinear(**axes), 0), axis_name=AXIS, axis_size=self._num_devices)
+        views = make_all(form._replace(**local), jnp.asarray(places.is_cell))
         return Prepared(core.without_cells(form)._replace(rows=self.arrange(form.rows)), views)
 
     def arrange(self, rows: Side) -> Side:
         """The rows of each device, filled up to the same number."""
         assert isinstance(rows, GaussianSide)  # others are refused, see families.py
-        places = self._places
+        places = self.places
         weight = jnp.asarray(places.is_used, rows.mean.dtype)
         return GaussianSide(rows.mean[places.source], rows.precision[places.source], weight)
 
@@ -294,32 +296,47 @@ class SeveralDevices(OneDevice):
 
     def put(self, values: Array, state: core.State) -> tuple[Array, core.State]:
         """Give every device its rows, and all columns."""
-        source = self._places.source
+        source = self.places.source
 
-        def put_rows(x: Array) -> Array:
-            return self._put(np.asarray(x)[source], _BY_ROW)
+        def put(spec: PartitionSpec, x: Array) -> Array:
+            return self._put(np.asarray(x)[source] if spec == _BY_ROW else x, spec)
 
-        nothing: Any = ()
-        rows, row_step = jax.tree.map(put_rows, (state.rows, state.row_step))
-        others = state._replace(rows=nothing, row_step=nothing)
-        values, others = jax.tree.map(lambda x: self._put(x, _EVERYWHERE), (values, others))
-        return values, others._replace(rows=rows, row_step=row_step)
+        return self._put(values, _EVERYWHERE), _by_place(put, state)
 
     def get(self, values: Array, state: core.State) -> tuple[Array, core.State]:
         """All of them, in every process."""
-        found = jax.tree.map(np.asarray, self._gather(state))
-        position = self._places.position
-        rows, row_step = jax.tree.map(lambda x: x[position], (found.rows, found.row_step))
-        found = found._replace(rows=rows, row_step=row_step)
+        position = self.places.position
+
+        def take(spec: PartitionSpec, x: Array) -> np.ndarray:
+            return np.asarray(x)[position] if spec == _BY_ROW else np.asarray(x)
+
+        found = _by_place(take, self._gather(state))
         return jax.tree.map(jnp.asarray, (np.asarray(values), found))
 
     def compile_solve(self, solve: Any) -> Any:
         """``jit`` that leaves the state where it is."""
-        state, everywhere = (
-            jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), specs) for specs in (_STATE, _EVERYWHERE)
-        )
-        return jax.jit(solve, out_shardings=(everywhere, state, everywhere))
+
+        def run(*arguments: Any) -> Any:
+            values, state, info = solve(*arguments)
+            specs = _EVERYWHERE, specs_of(state), _EVERYWHERE
+            shardings = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), specs, is_leaf=_is_spec)
+            return jax.lax.with_sharding_constraint((values, state, info), shardings)
+
+        return jax.jit(run)
 
     def _put(self, x: object, spec: PartitionSpec) -> Array:
         array = np.asarray(x)
         return jax.make_array_from_callback(array.shape, NamedSharding(self._mesh, spec), lambda index: array[index])
+
+
+def _is_spec(x: object) -> bool:
+    return isinstance(x, PartitionSpec)
+
+
+def _by_place(function: Callable[[PartitionSpec, Array], Any], state: core.State) -> Any:
+    """The state with ``function(spec, x)`` in the place of each array, given where this is."""
+
+    def apply(spec: PartitionSpec, part: Any) -> Any:
+        return jax.tree.map(lambda x: function(spec, x), part)
+
+    return jax.tree.map(apply, specs_of(state), state, is_leaf=_is_spec)

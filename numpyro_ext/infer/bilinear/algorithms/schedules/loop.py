@@ -32,7 +32,8 @@ from .....structure.bilinear import Bilinear, GaussianSide
 from .. import steps
 from .. import sweeps as core
 from ..cells import Block, View
-from .devices import OneDevice, Prepared
+from .devices import OneDevice
+from .methods import Prepared
 
 
 class SolveInfo(NamedTuple):
