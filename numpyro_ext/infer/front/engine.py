@@ -325,7 +325,7 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
         run, posterior, hyper = self._finished(), self.posterior, self.hyper
         default = [n for n in posterior if n in hyper or not exclude_deterministic or n in run.judged.field]
         shown = default if len(default) > len(hyper) else list(posterior)
-        return Summary(shown, run.all_labels, hyper, notes=run.notes)
+        return Summary(shown, run.all_labels, hyper, notes=(*run.left_out, *run.notes))
 
     def describe(self) -> str:
         """Describe the reading of the model: the field, the hyperparameters, the likelihood of each factor, the

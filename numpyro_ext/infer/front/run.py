@@ -60,6 +60,11 @@ class FinishedRun(ABC):
     """Further lines of a summary; a run that was compared with the posterior has some in the place of these."""
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """Sentences for a summary on what the approximation leaves out, which take further computation."""
+        return ()
+
+    @property
     @abstractmethod
     def posterior(self) -> PosteriorSites:
         """Marginals by name, of the field and what is affine in it."""

@@ -93,22 +93,27 @@ class GaussianRun(FinishedRun):
 
     @property
     def full_diagnostics(self) -> Diagnostics:
-        """Ending of the run, with what its Gaussian leaves out where that is known to be much."""
+        """Ending of the run, with the distance of the mean from the mode where an algorithm finds the mode."""
         found = self.diagnostics
-        return found._replace(messages=(*found.messages, *self._left_out))
+        return found._replace(messages=(*found.messages, *self._note_of_mode))
 
     @cached_property
-    def _left_out(self) -> tuple[str, ...]:
-        """Sentences on means that are modes, and on skewness that makes standard deviations too small."""
+    def _note_of_mode(self) -> tuple[str, ...]:
+        return note_of_mode(*self._farthest(mode_shifts)) if self.algorithm.is_mode and self._may_be_off else ()
+
+    @cached_property
+    def left_out(self) -> tuple[str, ...]:
+        """Sentence on skewness that makes standard deviations too small."""
+        if not self.algorithm.has_cavities or not self._may_be_off or not has_few_cumulants(self.reading):
+            return ()
+        return note_of_skewness(*self._farthest(skewness_of_variances))
+
+    @property
+    def _may_be_off(self) -> bool:
+        """True if moments of the Gaussian are those of the fit, and may differ from those of the posterior."""
         if not self.fit.diagnostics.converged or self._has_corrected_means:
-            return ()
-        if all(isinstance(potential, GaussianPotential) for potential in self.reading.abstract_form.potentials):
-            return ()
-        if self.algorithm.is_mode:
-            return note_of_mode(*self._farthest(mode_shifts))
-        if self.algorithm.has_cavities and has_few_cumulants(self.reading):
-            return note_of_skewness(*self._farthest(skewness_of_variances))
-        return ()
+            return False
+        return not all(isinstance(potential, GaussianPotential) for potential in self.reading.abstract_form.potentials)
 
     def _farthest(self, function: Callable[..., Mapping[str, Array]]) -> tuple[str, float]:
         """Label and value of the element of the field at which a function of the posterior is farthest from zero."""
