@@ -91,6 +91,7 @@ def test_the_field_at_each_draw_is_conditioned_exactly(focus, elements):
     np.testing.assert_allclose(expected_information_gain(draws, new, focus=focus)["y"], exact, atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_new_inputs_need_no_draws_of_the_field_there():
     """Samplers know a process where they have sampled it; given these draws it is known elsewhere, too."""
     new, fields = np.array([0.5, 2.0]), np.zeros((4, 5))

@@ -68,6 +68,7 @@ def test_two_directions_are_found_exactly():
     assert distances[-1] < 1e-13 < distances[-2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "matrix", [0.1 * np.eye(SIZE), 1.5 * np.eye(SIZE), np.zeros((SIZE, SIZE))], ids=["quick", "grows", "arrived"]
 )

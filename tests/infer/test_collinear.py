@@ -102,6 +102,7 @@ def test_dummies_of_all_levels_beside_an_intercept_are_told():
     assert run(vector, np.eye(3)[GROUP][:, 1:])[1] == []
 
 
+@pytest.mark.thorough
 def test_effects_of_all_levels_beside_an_intercept_are_no_mistake():
     assert run(groups, GROUP)[1] == []
     assert run(groups, GROUP, hyper_values={"scale": 0.5})[1] == []

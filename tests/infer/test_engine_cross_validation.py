@@ -92,6 +92,7 @@ def test_random_folds_are_even():
     assert sorted(np.bincount(folds.reshape(-1)).tolist()) == [4, 5, 5, 5, 5]
 
 
+@pytest.mark.thorough
 def test_folds_may_be_labels(counts_case, scores):
     labels = np.array(["north", "south", "west"])[np.asarray(FOLDS)]
     engine = EP(counts_case.model, progress_bar=False)

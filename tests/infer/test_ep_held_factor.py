@@ -25,6 +25,7 @@ def fit(form, state=None, *, space="auto", tol=1e-10, num_steps=100):
     return ep.solve(form, ep.init(form) if state is None else state, tol=tol, num_steps=num_steps, space=space)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_ends_where_plain_sweeps_do_in_fewer(family):
     form = crossed_form(POINT, family)
@@ -38,6 +39,7 @@ def test_it_ends_where_plain_sweeps_do_in_fewer(family):
     np.testing.assert_allclose(state.site_precision, plain.site_precision, atol=1e-8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_held_at_the_end_is_what_would_be_made_again(family):
     @jax.jit

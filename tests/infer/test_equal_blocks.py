@@ -126,6 +126,7 @@ def engine():
     return found
 
 
+@pytest.mark.thorough
 def test_a_short_test_has_a_row_for_each_pattern_and_answers_for_each_person(engine):
     y, grid = _short_answers(0), np.linspace(-9.0, 9.0, 1001)
     assert engine._run.algorithm.num_kinds == 16 and engine.diagnostics.converged

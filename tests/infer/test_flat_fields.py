@@ -55,6 +55,7 @@ def expected(basis, penalty, y, tau, s):
     return log_evidence, mean, np.sqrt(np.diag(np.linalg.inv(posterior)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KNOTS)
 @pytest.mark.parametrize("algorithm", [laplace, expectation_propagation])
 def test_evidence_and_moments_are_those_of_dense_sums(kind, algorithm):

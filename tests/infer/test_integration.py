@@ -164,6 +164,7 @@ def test_designs_come_close(exact, integrate, tolerance):
     assert at_optimum.log_evidence - evidence > 0.5 and np.ptp(at_optimum.get_samples()["spread"]) == 0.0
 
 
+@pytest.mark.thorough
 def test_auto_chooses_by_the_number_of_hyperparameters(exact):
     automatic = run(LaplaceApproximation, groups, Y)
     grid = run(LaplaceApproximation, groups, Y, integrate="grid")

@@ -147,6 +147,7 @@ def test_engine_agrees_with_the_one_that_factorises(family):
     assert np.all(gap < 5.0 / np.sqrt(len(draws)))
 
 
+@pytest.mark.thorough
 def test_given_scales_give_the_same_mode_to_rounding(capsys):
     options = {"hyper_values": {"scale": jnp.array([0.5, 0.7])}}
     ours, dense = (fitted("logistic", space, **options) for space in ("iterative", "direct"))

@@ -53,6 +53,7 @@ def test_jumps_of_the_slope_are_told_from_steep_smooth_changes(loss, expected):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_laplace_names_the_site_with_kinks_and_the_engine_that_integrates_over_them():
     laplace, ep = LaplaceApproximation(regression(pinball), progress_bar=False), EP(regression(pinball))
     with pytest.warns(UserWarning, match="12 of 12 factors of 'loss' have a kink.*Use EP"):

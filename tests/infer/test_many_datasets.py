@@ -144,6 +144,7 @@ def test_data_sets_of_another_structure_are_refused_before_any_is_fitted(monkeyp
         EP(groups).run_many(jax.random.key(0), [{"group": datasets[0][0], "y": datasets[0][1]}], y=datasets[0][1])
 
 
+@pytest.mark.thorough
 def test_data_outside_the_support_do_not_end_the_others():
     """The first of the data sets is the one with a negative label: the others are fitted as by themselves."""
     bad, good, other = ((X, data["y"]) for data in _lines(3))

@@ -194,6 +194,7 @@ def _scaled(covariate, answers=None):
 _MORE = [pytest.param(model, marks=pytest.mark.thorough) for model in (_centred, _summed, _numbered, _counted)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [_scaled, *_MORE])
 def test_members_that_see_others_are_no_parts(model):
     fitted = _run(AdaptiveQuadrature, regression, np.linspace(-1, 1, 200), _answers(1, 200, 3))

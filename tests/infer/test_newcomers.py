@@ -133,6 +133,7 @@ def test_answers_are_taken_one_by_one_as_all_at_once():
     np.testing.assert_allclose(none.state.vectors.mean, none.met.prior.mean, atol=1e-12)
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_information_is_that_of_sums_level_by_level():
     people, _ = asked(posited(), 0, 3)
@@ -189,6 +190,7 @@ def test_what_is_shared_between_newcomers_is_refused_by_name():
         Newcomers.of(fitted, groups, 0, np.arange(5))
 
 
+@pytest.mark.thorough
 def test_a_fit_that_leaves_open_whose_the_noise_is_is_refused():
     """Each person rated one item, and nobody else rated it."""
     form, sites = form_of(np.arange(5), np.arange(5), np.arange(5) % 3)

@@ -54,6 +54,7 @@ def test_after_one_datum_more_two_sweeps_are_left_of_many(potential):
     np.testing.assert_allclose(state.marginals.variance, plain.marginals.variance, rtol=bound)
 
 
+@pytest.mark.thorough
 def test_a_start_from_far_off_ends_where_sweeps_do():
     form = process(ProbitPotential(LABELS))
     plain, _ = fit(form, ep.init(form), tol=1e-10)

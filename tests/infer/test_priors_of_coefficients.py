@@ -92,6 +92,7 @@ def planes():
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("prior", FEW)
 @pytest.mark.parametrize("engine", [EP, VariationalGaussian])
 def test_two_coefficients_against_quadrature(prior, engine, planes):

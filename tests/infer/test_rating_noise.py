@@ -243,6 +243,7 @@ def test_noise_and_cut_points_are_found_by_what_they_do(prior):
     assert reading.sides == (("w", "bias"), ("z",))
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_sweeps_are_those_of_variational_bayes():
     """Which looks at its bound after each of them."""

@@ -116,6 +116,7 @@ def interrupted_after(smc, steps, monkeypatch):
     monkeypatch.setattr(Programs, "step", step)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("by", ["state", "checkpoint"])
 def test_an_interrupted_run_goes_on(grouped, by, monkeypatch, tmp_path):
     smc = SMC(groups, num_particles=1000, progress_bar=False)

@@ -70,6 +70,7 @@ def test_models_that_ask_for_names_may_get_more_columns():
     np.testing.assert_allclose(found, want)
 
 
+@pytest.mark.thorough
 def test_items_of_other_people_are_taken_by_their_names():
     answers = RNG.normal(size=(200, 1)) + RNG.logistic(size=(200, 4)) < [-1.5, -0.5, 0.5, 1.5]
     table = pd.DataFrame(answers.astype(int), columns=list("abcd"))
@@ -101,6 +102,7 @@ def test_cells_of_a_table_are_taken_by_their_names():
     np.testing.assert_allclose(found, want)
 
 
+@pytest.mark.thorough
 def test_labels_have_the_numbers_of_the_fit():
     """A ``Categorical`` of few people numbers the labels that it holds: one who says yes to all had said no to all."""
     words = np.array(["no", "yes"])
@@ -132,6 +134,7 @@ def of_labels(table, y=None):
     numpyro.sample("y", dist.Normal(mean, 1), obs=y)
 
 
+@pytest.mark.thorough
 def test_labels_of_new_rows_are_those_of_the_fit_and_new_ones_come_behind():
     shop = np.array(list("aabbcc"))
     engine = EP(of_labels, progress_bar=False)

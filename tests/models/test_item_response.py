@@ -146,6 +146,7 @@ def test_several_traits_follow_pattern_correlation_and_covariates():
     np.testing.assert_allclose(records, expected, rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_exploratory_and_nominal_items_of_several_traits():
     x, y = RNG.normal(size=(4, 2)), RNG.integers(0, 3, (4, 2))
     slopes, intercepts = RNG.normal(size=(2, 2, 2)), RNG.normal(size=(2, 2))

@@ -39,6 +39,7 @@ def as_labels(table, labels=("no", "yes")):
     return table.apply(lambda column: pd.Categorical(np.take(labels, column), categories=labels, ordered=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "turned",
     [
@@ -101,6 +102,7 @@ def scaled(response=None, *, num_people=600):
     numpyro.sample("response", dist.Bernoulli(logits=slope * trait[:, None] + intercept), obs=response)
 
 
+@pytest.mark.thorough
 def test_item_fit_is_that_of_the_population_of_the_model():
     trait = 1.0 + 2.0 * RNG.normal(size=(600, 1))
     answers = (RNG.random((600, 6)) < 1 / (1 + np.exp(-np.linspace(0.5, 2.0, 6) * trait))).astype(int)

@@ -67,6 +67,7 @@ def split():
     return EventSequences.from_lists([[0, 1, 2, 3, 4], *lists]).split(least=2)
 
 
+@pytest.mark.thorough
 def test_a_mixture_with_a_gate_predicts_all_items_as_it_scores_them(split):
     engine = ChunkedSVI(
         collaborative_rnn, optim=optax.adam(0.05), plate="users", batch_size=4, chunk=8, progress_bar=False
