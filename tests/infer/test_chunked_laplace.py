@@ -13,7 +13,8 @@ from jax import random
 
 from numpyro_ext.infer import ChunkedSVI
 from numpyro_ext.infer.stochastic.laplace import LaplaceProgram
-from numpyro_ext.infer.stochastic.people import Given, Person, _inverse
+from numpyro_ext.infer.stochastic.people import Given
+from numpyro_ext.infer.stochastic.person import Person, inverse_curvature
 from numpyro_ext.infer.stochastic.setting import Setting
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences, EventSplit
@@ -219,12 +220,12 @@ def person_of(density):
 def test_a_curvature_in_single_precision_has_an_inverse():
     steep = np.array([1e4, -2e4, 3e4])
     precision = np.eye(3, dtype=np.float32) + np.outer(steep, steep).astype(np.float32)  # one has no digits left
-    covariance = _inverse(precision)
+    covariance = inverse_curvature(precision)
     assert np.linalg.cholesky(covariance).shape == (3, 3)
     across = np.array([2.0, 1.0, 0.0]) / 5**0.5
     np.testing.assert_allclose(across @ covariance @ across, 1.0, rtol=1e-6)
     with pytest.raises(FloatingPointError, match="not finite: the network overflows"):
-        _inverse(np.full((2, 2), np.nan))
+        inverse_curvature(np.full((2, 2), np.nan))
 
 
 def test_draws_of_a_person_reach_what_the_curvature_at_her_mode_does_not_see():

@@ -54,9 +54,7 @@ def sums(terms, index, size):
     return jnp.zeros(size).at[index].add(terms, mode="drop")
 
 
-@pytest.mark.parametrize("at_a_time", [2**18, 4])
-def test_sums_by_index_and_their_derivatives_are_those_of_the_program(at_a_time, monkeypatch):
-    monkeypatch.setattr("numpyro_ext.linalg.sums_by_index._AT_A_TIME", at_a_time)
+def test_sums_by_index_and_their_derivatives_are_those_of_the_program():
     draws = np.random.default_rng(1)
     terms, index = jnp.asarray(draws.normal(size=(50, 4))), jnp.asarray(draws.integers(0, 8, (50, 4)))
     np.testing.assert_allclose(sums_by_index(terms, index, 7), sums(terms, index, 7), rtol=1e-13)
@@ -70,6 +68,12 @@ def test_sums_by_index_and_their_derivatives_are_those_of_the_program(at_a_time,
     for outer in (jax.jvp, lambda f, at, by: jax.jvp(jax.grad(f), at, by)):
         found, expected = outer(one, (terms,), (along,)), outer(other, (terms,), (along,))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, expected)
+
+
+def test_millions_of_terms_are_added_a_piece_at_a_time():
+    number = np.arange(600_000)
+    found = sums_by_index(jnp.asarray(number % 5.0), jnp.asarray(number % 9), 8)
+    np.testing.assert_array_equal(found, np.bincount(number % 9, number % 5.0)[:8])
 
 
 def test_sums_of_nothing_and_of_what_is_not_finite():

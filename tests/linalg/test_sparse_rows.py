@@ -70,10 +70,16 @@ def test_wide_rows_and_few_are_gathered_at_once(monkeypatch):
         SparseRows(jnp.zeros((5000, 1), int), jnp.ones((5000, 1)), 1).matvec(jnp.ones(1))
 
 
-@pytest.mark.parametrize("width, most_in_loop", [(3, 100_000), (3, 0), (5, 100_000)])
-def test_sums_over_pairs(width, most_in_loop, monkeypatch):
+@pytest.mark.parametrize("num_entries", [10, 1_000_000])
+def test_parts_are_added_in_a_loop_or_one_by_one(num_entries):
+    parts = jnp.arange(6.0).reshape(3, 2), jnp.array([1.0, -2.0, 4.0])
+    found = row_pairs.add_in_turn(lambda total, x, y: total + x * y, jnp.ones(2), parts, num_entries)
+    np.testing.assert_array_equal(found, 1.0 + parts[0].T @ parts[1])
+
+
+@pytest.mark.parametrize("width", [3, 5])
+def test_sums_over_pairs(width):
     """Gram matrices and quadratic forms, and their gradients, pair by pair and, where rows are wide, all at once."""
-    monkeypatch.setattr(row_pairs, "_MOST_ENTRIES_IN_LOOP", most_in_loop)
     rng = np.random.default_rng(0)
     columns = rng.integers(0, NUM_COLUMNS, (NUM_ROWS, width))
     rows = SparseRows(jnp.asarray(columns), jnp.asarray(rng.standard_normal(columns.shape)), NUM_COLUMNS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +12,22 @@ import numpy as np
 from jax import Array, lax
 from tqdm import tqdm
 
+from ...compilation.pytree import PyTree
+
 LARGEST_BLOCK = 100
 """Draws of a block."""
 _FIRST_BLOCK = 10
 _SECONDS = 0.3
 """Time of a block, about, within which Ctrl-C is heard."""
 
-Fields = dict[str, Any]
-Block = Callable[[Any, int], tuple[Any, Fields]]
+Fields = dict[str, PyTree]
+Block = Callable[[PyTree, int], tuple[PyTree, Fields]]
 
 
 class Drawn(NamedTuple):
     """State of chains after some draws, and these; a block at a time, so that both always belong together."""
 
-    state: Any
+    state: PyTree
     blocks: tuple[Fields, ...] = ()
     number: int = 0
 
@@ -36,7 +38,7 @@ class Drawn(NamedTuple):
         return dict(jax.tree.map(lambda x: np.swapaxes(x, 0, 1), joined))
 
 
-def block_of(step: Callable[[Any], Any], names: tuple[str, ...], thinning: int) -> Block:
+def block_of(step: Callable[[PyTree], PyTree], names: tuple[str, ...], thinning: int) -> Block:
     """Compiled function that makes so many draws, at most :data:`LARGEST_BLOCK`: the new state, and the fields of each.
 
     :param step: from a state to the next.
@@ -44,12 +46,12 @@ def block_of(step: Callable[[Any], Any], names: tuple[str, ...], thinning: int) 
     :param thinning: steps to a draw.
     """
 
-    def fields(state: Any) -> Fields:
+    def fields(state: PyTree) -> Fields:
         return {name: getattr(state, name) for name in names}
 
     @jax.jit
-    def block(state: Any, number: int) -> tuple[Any, Fields]:
-        def draw(i: Array, moving: tuple[Any, Fields]) -> tuple[Any, Fields]:
+    def block(state: PyTree, number: int) -> tuple[PyTree, Fields]:
+        def draw(i: Array, moving: tuple[PyTree, Fields]) -> tuple[PyTree, Fields]:
             state, kept = moving
             state = lax.fori_loop(0, thinning, lambda _, s: step(s), state) if thinning > 1 else step(state)
             return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), kept, fields(state))
@@ -60,7 +62,7 @@ def block_of(step: Callable[[Any], Any], names: tuple[str, ...], thinning: int) 
     return block
 
 
-def draw_in_blocks(block: Block, state: Any, num_warmup: int, number: int, bar: tqdm) -> tuple[Drawn, bool]:
+def draw_in_blocks(block: Block, state: PyTree, num_warmup: int, number: int, bar: tqdm) -> tuple[Drawn, bool]:
     """Draws after a warm-up, and whether Ctrl-C has ended them early; how they are parted changes none.
 
     :param block: of :func:`block_of`.

@@ -184,7 +184,7 @@ class Rotations(MCMCKernel):
         return f"{int(state.num_steps[0])} steps, acc. prob={float(jnp.mean(state.accept_prob)):.2f}"
 
     def _adapted(self, found: Adaptation, i: Array, accept_prob: Array, white: Array) -> Adaptation:
-        """What the warm-up has learned after a step, unchanged behind it."""
+        """State of the warm-up after a step, unchanged behind the warm-up."""
         begin, middle = self._num_warmup // 5, self._num_warmup // 2
         is_seen = (i >= begin) & (i < middle)
         total = found.total + jnp.where(is_seen, jnp.sum(white, 0), 0.0)

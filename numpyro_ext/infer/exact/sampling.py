@@ -47,7 +47,7 @@ class ExactSamples(MCMC):
     messages: tuple[str, ...] = ()
     num_samples: int
     _compiled: tuple[tuple[Any, ...], Any] = (), None
-    """What is in compiled programs, and these."""
+    """Functions in compiled programs, and these."""
 
     def __init__(self, engine: BaseEngine[Any], reparam: PosteriorReparam, kernel: Rotations, **options: Any) -> None:
         super().__init__(kernel, chain_method="vectorized", **options)

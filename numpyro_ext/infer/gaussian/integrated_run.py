@@ -130,7 +130,7 @@ class IntegratedRun(GaussianRun):
 
     @property
     def _known_hyper(self) -> dict[str, HyperPosterior]:
-        """Those hyperparameters that have a distribution."""
+        """Hyperparameters that have a distribution."""
         return {n: h for n, h in self.hyper.items() if isinstance(h, HyperPosterior) and not h.is_fixed}
 
     def _constrained(self, values: np.ndarray) -> dict[str, Array]:

@@ -32,7 +32,7 @@ from .answers.coordinates import FieldCoordinates, field_coordinates
 from .answers.corrected import Corrected, check_cumulants, corrected
 from .answers.guide import field_importance_pair, fitted_guide
 from .answers.leave_one_out import most_influential, weights_fail
-from .answers.left_out import has_few_cumulants, note_of_mode, note_of_skewness
+from .answers.left_out import farthest, has_few_cumulants, note_of_mode, note_of_skewness
 from .answers.prediction import by_site, check_same_unknowns
 from .fitting.costs import FitCosts
 from .integration.simplified_laplace import gaussian_marginals
@@ -86,16 +86,14 @@ class GaussianRun(FinishedRun):
         return "\n".join([super().describe(), *notes])
 
     def content(self) -> Content:
-        """The outcome as plain containers, with the draws that have been made. Blocks that are alike are looked for
-        again."""
+        """The outcome in plain containers, with draws that were made. Blocks that are alike are looked for again."""
         fit = fit_to_content(self.fit, self.reading.with_rows_by_column(None))
         return fit | draws_to_content(vars(self).get("draws"))
 
     @property
     def full_diagnostics(self) -> Diagnostics:
         """Ending of the run, with the distance of the mean from the mode where an algorithm finds the mode."""
-        found = self.diagnostics
-        return found._replace(messages=(*found.messages, *self._note_of_mode))
+        return self.diagnostics._replace(messages=(*self.diagnostics.messages, *self._note_of_mode))
 
     @cached_property
     def _note_of_mode(self) -> tuple[str, ...]:
@@ -118,13 +116,8 @@ class GaussianRun(FinishedRun):
     def _farthest(self, function: Callable[..., Mapping[str, Array]]) -> tuple[str, float]:
         """Label and value of the element of the field at which a function of the posterior is farthest from zero."""
         found = self.programs.marginals_once(*self.inputs, marginals_fn=function)
-        sizes = {name: np.abs(np.asarray(found[name])) for name in self.reading.field if np.size(found[name])}
-        if not sizes:
-            return "", 0.0
-        name = max(sizes, key=lambda site: float(np.max(sizes[site])))
-        place = int(np.argmax(sizes[name]))
-        label = self.all_labels.label(name, tuple(self.reading.site_shapes[name]), place)
-        return label, float(np.ravel(found[name])[place])
+        name, place, value = farthest({name: np.asarray(found[name]) for name in self.reading.field})
+        return self.all_labels.label(name, tuple(self.reading.site_shapes[name]), place), value
 
     @property
     def _has_corrected_means(self) -> bool:

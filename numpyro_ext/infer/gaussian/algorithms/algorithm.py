@@ -140,8 +140,7 @@ class Algorithm(ABC):
 
     @property
     def has_cavities(self) -> bool:
-        """True if its sites are Gaussians in the place of factors, so that the tilted densities say how skewed the
-        posterior is."""
+        """True if the tilted densities of its sites say how skewed the posterior is."""
         return False
 
     @property
@@ -392,13 +391,10 @@ class GivenFunctions(Algorithm):
         return self._functions.localised is not None
 
     def localised(self, form: LatentGaussian, state: PyTree) -> NearForms | None:
-        function = self._functions.localised
-        return None if function is None else function(form, state)
+        return None if self._functions.localised is None else self._functions.localised(form, state)
 
     def update(self, form: LatentGaussian, precision: Array, shift: Array) -> tuple[Array, Array]:
-        function = self._functions.update
-        return (function or super().update)(form, precision, shift)
+        return (self._functions.update or super().update)(form, precision, shift)
 
     def approach(self, form: LatentGaussian, state: Any) -> Any:
-        function = self._functions.approach
-        return state if function is None else function(form, state)
+        return state if self._functions.approach is None else self._functions.approach(form, state)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from ....potentials.vector_rows import VectorRows
 from ....structure import LatentGaussianReading
 
@@ -11,6 +15,14 @@ _LARGEST_RATIO = 1.12
 """Standard deviation over that of a run that need not be said."""
 _MOST_ROWS, _MOST_PRODUCTS = 1000, 3e8
 """Predictors of which all correlations are taken, and products of three of these: a fraction of a second."""
+
+
+def farthest(values: Mapping[str, np.ndarray]) -> tuple[str, int, float]:
+    """Site, place in it and value of what is farthest from zero."""
+    sizes = {name: float(np.max(np.abs(x), initial=-1.0)) for name, x in values.items()}
+    name = max(sizes, key=lambda site: sizes[site])
+    place = int(np.argmax(np.abs(values[name])))
+    return name, place, float(np.ravel(values[name])[place])
 
 
 def note_of_mode(label: str, shift: float) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ draws tell."""
 _TOL = 0.25 * _LARGEST_ERROR
 """Tolerance of the fits that are compared."""
 _ROUNDS = 2
-"""How often fits are compared. A point far beyond the ends of a lattice, of which sixty-four have one now and then, is
-known from the second time on."""
+"""Number of times that fits are compared. A point far beyond the ends of a lattice, of which sixty-four have one now
+and then, is known from the second time on."""
 
 _Moments = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -60,7 +60,7 @@ class _Known(NamedTuple):
 
 
 def _compared(fits: PointFit) -> tuple[np.ndarray, _Moments]:
-    """What is compared of fits: density and moments."""
+    """Density and moments, by which fits are compared."""
     moments = {name: (found.mean, found.variance) for name, found in fits.marginals.items()}
     return np.stack([fits.objective, fits.log_evidence]), moments
 

@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from .....compilation.pytree import PyTree
 from .....linalg.padding import places_within
 from .....structure.bilinear.form import Bilinear, GaussianSide, Side
 from .. import sweeps as core
@@ -96,7 +97,7 @@ class OneDevice:
         """Move cells to the devices."""
         return prepared
 
-    def put_shared(self, arrays: Any) -> Any:
+    def put_shared(self, arrays: PyTree) -> PyTree:
         """Arrays that all devices may need."""
         return arrays
 
@@ -108,13 +109,13 @@ class OneDevice:
         """Hyperparameters and a state from the devices, with rows in their own order."""
         return values, state
 
-    def compile_solve(self, solve: Any) -> Any:
+    def compile_solve(self, solve: Callable[..., PyTree]) -> Callable[..., PyTree]:
         """``jit`` for a function that returns hyperparameters, a state and an info."""
         return jax.jit(solve)
 
 
-def specs_of(state: core.State) -> Any:
-    """Where the arrays of a state are, as a tree that is a prefix of the state."""
+def specs_of(state: core.State) -> PyTree:
+    """Places of the arrays of a state, as a tree that is a prefix of the state."""
     specs: Any = jax.tree.map(lambda x: _EVERYWHERE, state)
     selected = None
     if state.selected is not None:
@@ -225,7 +226,7 @@ class SeveralDevices(OneDevice):
 
     def _run(self, method: Callable[..., _Result], prepared: Prepared, state: core.State, out_specs: object) -> _Result:
         # Views have a leading axis for the devices.
-        def run(form: Bilinear, views: Any, state: core.State, **options: Any) -> _Result:
+        def run(form: Bilinear, views: PyTree, state: core.State, **options: str | None) -> _Result:
             return method(form, jax.tree.map(lambda x: x[0], views), state, **options)
 
         return super()._run(run, prepared, state, out_specs)
@@ -267,7 +268,7 @@ class SeveralDevices(OneDevice):
             local["background"] = background._replace(selection=selection._replace(rows=cut(rows_of_all)))
             axes["background"] = background._replace(exposure=None, selection=selection._replace(rows=0, columns=None))
 
-        def make_views(local: Bilinear, is_cell: Array) -> Any:
+        def make_views(local: Bilinear, is_cell: Array) -> PyTree:
             return self._method.make_views(local, rows, columns, is_cell=is_cell, axis_name=AXIS)
 
         # the axis of devices, over which sums can be taken
@@ -290,7 +291,7 @@ class SeveralDevices(OneDevice):
         form = jax.tree.map(lambda x: self._put(x, _EVERYWHERE), form._replace(rows=nothing))
         return Prepared(form._replace(rows=rows), views)
 
-    def put_shared(self, arrays: Any) -> Any:
+    def put_shared(self, arrays: PyTree) -> PyTree:
         """Leave them on the host: they are the same for all devices, and what a program does not use stays there."""
         return jax.tree.map(np.asarray, arrays)
 
@@ -313,10 +314,10 @@ class SeveralDevices(OneDevice):
         found = _by_place(take, self._gather(state))
         return jax.tree.map(jnp.asarray, (np.asarray(values), found))
 
-    def compile_solve(self, solve: Any) -> Any:
+    def compile_solve(self, solve: Callable[..., PyTree]) -> Callable[..., PyTree]:
         """``jit`` that leaves the state where it is."""
 
-        def run(*arguments: Any) -> Any:
+        def run(*arguments: PyTree) -> PyTree:
             values, state, info = solve(*arguments)
             specs = _EVERYWHERE, specs_of(state), _EVERYWHERE
             shardings = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), specs, is_leaf=_is_spec)
@@ -333,10 +334,10 @@ def _is_spec(x: object) -> bool:
     return isinstance(x, PartitionSpec)
 
 
-def _by_place(function: Callable[[PartitionSpec, Array], Any], state: core.State) -> Any:
+def _by_place(function: Callable[[PartitionSpec, Array], PyTree], state: core.State) -> PyTree:
     """The state with ``function(spec, x)`` in the place of each array, given where this is."""
 
-    def apply(spec: PartitionSpec, part: Any) -> Any:
+    def apply(spec: PartitionSpec, part: PyTree) -> PyTree:
         return jax.tree.map(lambda x: function(spec, x), part)
 
     return jax.tree.map(apply, specs_of(state), state, is_leaf=_is_spec)

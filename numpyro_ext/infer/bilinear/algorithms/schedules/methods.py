@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
+from .....compilation.pytree import PyTree
 from .....structure.bilinear.form import Bilinear
 from .. import steps
 from .. import sweeps as core
@@ -19,7 +20,7 @@ class Prepared(NamedTuple):
     """A form as sweeps take it: its cells in the views, the rest in the form."""
 
     form: Bilinear
-    views: Any
+    views: PyTree
     """Cells by rows and by columns: :class:`~numpyro_ext.infer.bilinear.algorithms.sweeps.Views`, or those of closed
     updates."""
 
@@ -44,7 +45,7 @@ class Steps:
         *,
         is_cell: Array | None = None,
         axis_name: str | None = None,
-    ) -> Any:
+    ) -> PyTree:
         """Order the cells; of the blocks only the shapes count.
 
         :param is_cell: false for cells that only fill up an array, and have no weight.
@@ -52,12 +53,12 @@ class Steps:
         return core.make_views(form, rows, columns)
 
     def sweep(
-        self, form: Bilinear, views: Any, state: core.State, *, axis_name: str | None = None
+        self, form: Bilinear, views: PyTree, state: core.State, *, axis_name: str | None = None
     ) -> tuple[core.State, core.Info]:
         """One sweep, see :func:`~numpyro_ext.infer.bilinear.algorithms.sweeps.sweep`."""
         return core.sweep(form, views, state, axis_name=axis_name, take_step=self._take_step)
 
-    def begin(self, form: Bilinear, views: Any, state: core.State, *, axis_name: str | None = None) -> core.State:
+    def begin(self, form: Bilinear, views: PyTree, state: core.State, *, axis_name: str | None = None) -> core.State:
         """The state with rows at which all expectations exist, and its objective."""
         view = core.with_tangents(views, state.rows, state.columns).rows
         rows, values = steps.make_feasible(view, state.rows, touched(state.columns, form.columns), form.rows)
@@ -65,7 +66,7 @@ class Steps:
         value = over_devices(jnp.sum(values), axis_name) - self.cost(form, state, axis_name=axis_name)
         return state._replace(objective=form.log_constant + value)
 
-    def bound(self, form: Bilinear, views: Any, state: core.State, *, axis_name: str | None = None) -> Array:
+    def bound(self, form: Bilinear, views: PyTree, state: core.State, *, axis_name: str | None = None) -> Array:
         """The objective of a state."""
         rows, columns = state.rows, state.columns
         view = core.with_tangents(views, rows, columns).rows
