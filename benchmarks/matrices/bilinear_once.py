@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.matrices.bilinear_once whole`` fits a large model and prints its time and peak memory;
 ``python -m benchmarks.matrices.bilinear_once batches`` does so with as many cells in batches;
-``python -m benchmarks.matrices.bilinear_once devices`` divides a sweep between all devices and prints what each does.
+``python -m benchmarks.matrices.bilinear_once devices`` divides a sweep between all devices and prints what each does;
+``python -m benchmarks.matrices.bilinear_once closed`` times closed updates on one device and on all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +24,7 @@ import numpy as np
 from numpyro_ext.infer import BilinearVG, fit_batches
 from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
 from numpyro_ext.infer.bilinear.algorithms.schedules.devices import Division, OneDevice, SeveralDevices
-from numpyro_ext.models import poisson_factorization
+from numpyro_ext.models import binary_factorization, paired_symbols, poisson_factorization
 from numpyro_ext.potentials import PoissonExpPotential
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 
@@ -145,6 +147,36 @@ def divide_sweep(family: bg.Family) -> dict[str, Any]:
     }
 
 
+def divide_closed(num_columns: int = 1000) -> dict[str, Any]:
+    """CPU-milliseconds of closed sweeps on one device and on all, for a binary matrix by its ones, and for pairs."""
+    rng = np.random.default_rng(0)
+    ones = rng.uniform(size=(2 * num_columns, num_columns)) < 0.02 * rng.gamma(1.0, 1.0, size=(2 * num_columns, 1))
+    rows, columns = np.nonzero(ones)
+    places = (rng.geometric(p, 400_000) - 1 for p in (0.002, 0.005))
+    pairs = np.unique(np.minimum(np.stack([*places], 1), [2 * num_columns - 1, num_columns - 1]), axis=0)
+    pairs = np.column_stack([pairs, np.ones(len(pairs), int)])
+    sizes = {"rank": 20, "num_rows": 2 * num_columns, "num_cols": num_columns}
+    of_pairs = {"rank": 20, "num_users": 2 * num_columns, "num_items": num_columns, "num_censored": float(len(pairs))}
+    binary = partial(BilinearVG, binary_factorization, unlisted_cells="zero"), (rows, columns, np.ones(len(rows), int))
+    found = {}
+    for name, make, data, given in (
+        (f"{len(rows)} ones", *binary, sizes),
+        (f"{len(pairs)} pairs", partial(BilinearVG, paired_symbols), (pairs,), of_pairs),
+    ):
+        for devices in (None, jax.devices()):
+            seconds = []
+            options = {"bound": "jaakkola", "tol": 1e-300, "num_restarts": 0, "progress_bar": False, "devices": devices}
+            for num_steps in (5, 5, 25, 25):
+                engine, start = make(num_steps=num_steps, **options), time.process_time()
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message=".*did not converge")
+                    engine.run(jax.random.key(0), *data, **given)
+                seconds.append(time.process_time() - start)
+            key = f"{name}, {1 if devices is None else len(devices)} devices"
+            found[key] = {"ms": 50.0 * (seconds[3] - seconds[1]), "bound": float(engine.log_evidence)}
+    return found
+
+
 def collective_bytes(text: str) -> int:
     """Bytes that the collectives of a compiled program return, on each device."""
     total = 0
@@ -160,7 +192,7 @@ def collective_bytes(text: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("whole", "batches", "devices"))
+    parser.add_argument("what", choices=("whole", "batches", "devices", "closed"))
     parser.add_argument("--num-cells", type=int, default=100_000)
     parser.add_argument("--num-sweeps", type=int, default=2)
     parser.add_argument("--num-batches", type=int, default=20)
@@ -172,6 +204,8 @@ def main() -> None:
         print(json.dumps(fit_whole(arguments.num_cells, arguments.num_sweeps)))
     elif arguments.what == "batches":
         print(json.dumps(fit_in_batches(arguments.num_cells, arguments.num_batches, arguments.num_epochs)))
+    elif arguments.what == "closed":
+        print(json.dumps(divide_closed()))
     else:
         print(json.dumps(divide_sweep(arguments.family)))
 
