@@ -356,6 +356,23 @@ def test_inputs_that_begin_with_those_of_the_fit_are_all_inputs():
     np.testing.assert_allclose(found.posterior["f"].mean[:N], engine.posterior["f"].mean, atol=1e-5)
 
 
+@pytest.mark.parametrize("engine_type", [EP, LaplaceApproximation, VariationalGaussian])
+def test_a_field_without_hyperparameters_and_with_gaussian_noise_has_predictions_in_closed_form(engine_type):
+    def model(x, y=None):
+        covariance = jnp.exp(-0.5 * (x[:, None] - x) ** 2) + 1e-6 * jnp.eye(len(x))
+        f = numpyro.sample("f", dist.MultivariateNormal(0.0, covariance))
+        numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    x, new, y = np.linspace(0.0, 3.0, 8), np.array([0.4, 3.5]), np.sin(np.arange(8.0))
+    engine = engine_type(model, progress_bar=False)
+    engine.run(KEY, x, y)
+    found = engine.predict(KEY, new).posterior["f"]
+    across = np.exp(-0.5 * (new[:, None] - x) ** 2)
+    weights = np.linalg.solve(np.exp(-0.5 * (x[:, None] - x) ** 2) + (0.25 + 1e-6) * np.eye(8), across.T)
+    np.testing.assert_allclose(found.mean, weights.T @ y, rtol=1e-8)
+    np.testing.assert_allclose(found.variance, 1.0 + 1e-6 - np.sum(across.T * weights, 0), rtol=1e-8)
+
+
 def by_distances(distances, y=None):
     f = numpyro.sample("f", dist.MultivariateNormal(0.0, jnp.exp(-distances) + 1e-4 * jnp.eye(len(distances))))
     numpyro.sample("y", dist.Normal(f, 0.3), obs=y)

@@ -119,13 +119,14 @@ def _sites_over(programs: Programs) -> Callable[..., Any]:
     def sites(data: object, hypers: object, states: object, number: int | Array) -> Any:
         @jax.jit  # traced once, for the shapes and for the loop
         def at(point: Any) -> Any:
-            posterior = programs.posterior(data, *point)
+            posterior = programs.posterior(data, *point[:2])
             if not isinstance(posterior, GaussianPosterior | NodePosterior):
                 raise NotJoined(f"A {type(posterior).__name__} has no sites to predict with. {ADVICE}")
             without_form: Any = {"form": None}
             return dataclasses.replace(posterior, **without_form), jnp.concatenate(posterior.form.observed)
 
-        return at_each(at, (hypers, states), number)
+        # Without hyperparameters and with Gaussian factors alone neither of the two has an array.
+        return at_each(at, (hypers, states, jnp.arange(POINTS_PER_CALL)), number)
 
     return quick_jit(sites, is_small=programs.is_small)
 
