@@ -161,8 +161,8 @@ def _figures(draws: Mapping[str, np.ndarray], gradients: int, seconds: float, re
 
 
 def measure(model: Model, args: tuple[Any, ...]) -> list[float]:
-    """Of one chain of NUTS effective draws, of squares too, per 1000 gradients and per CPU-second of sampling,
-    divergences, and CPU-seconds of compilation."""
+    """Effective draws of one chain of NUTS, of squares too, per 1000 gradients and per CPU-second of sampling,
+    its divergences, and CPU-seconds of compilation."""
     nuts = CompiledNuts(model, WARMUP, NUM_SAMPLES, *args)
     chains = nuts.run(1)
     return _figures(chains.draws, chains.gradients, chains.seconds, [chains.divergent, nuts.compilation])

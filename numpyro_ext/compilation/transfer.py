@@ -13,6 +13,15 @@ _ALIGNMENT = 64
 """Bytes by multiples of which arrays begin that JAX takes on the CPU without a copy."""
 
 
+def generator_of(rng_key: Array) -> np.random.Generator:
+    """NumPy's generator from a random key of either kind, whose numbers compile no program.
+
+    >>> generator_of(jax.random.key(0)).integers(10, size=3).shape
+    (3,)
+    """
+    return np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
+
+
 def aligned(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """Array of NumPy, not filled in, that :func:`to_device` need not copy on a CPU; it is not to be written to after.
 

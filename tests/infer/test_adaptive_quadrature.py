@@ -272,7 +272,7 @@ def test_a_rule_that_is_too_coarse_is_told():
 
 @pytest.mark.parametrize(("error", "is_maximum"), [(0.05, True), (0.5, False)])
 def test_a_maximum_of_nodes_that_do_not_suffice_is_none(monkeypatch, error, is_maximum):
-    """As where a slope runs away: the engine has no more nodes to give."""
+    """The engine has no more nodes to give, as where a slope runs away."""
     monkeypatch.setattr(adaptive_quadrature, "quadrature_error", lambda *_: (error, 0.0, 4000))
     engine = AdaptiveQuadrature(two_parameter_logistic, progress_bar=False)
     with pytest.warns(UserWarning, match="not exact"):

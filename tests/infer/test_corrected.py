@@ -111,7 +111,7 @@ def wide_line(x, y):
 
 
 def exact_deviation(y):
-    """Of the slope, by quadrature."""
+    """Standard deviation of the slope, by quadrature."""
     a, b = np.linspace(-40.0, 40.0, 401)[:, None], np.linspace(-60.0, 60.0, 601)
     predictor = a[..., None] + b[:, None] * LINE
     log_density = (

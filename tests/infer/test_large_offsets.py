@@ -98,7 +98,7 @@ def mode_and_deviations(columns, y):
 @pytest.mark.float32
 @pytest.mark.parametrize("engine", [LaplaceApproximation, *thorough(EP)])
 def test_columns_that_are_nearly_alike_are_fitted_or_single_precision_is_named(engine):
-    """Of 400 events a year, under which the mode is the mean."""
+    """Counts are of 400 events a year, under which the mode is the mean."""
     named, run = 0, engine(bent, progress_bar=False)
     for seed in range(3):
         rng = np.random.default_rng(seed)

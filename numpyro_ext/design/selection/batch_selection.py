@@ -10,6 +10,7 @@ import numpy as np
 import scipy.special
 from jax import Array, random
 
+from ...compilation.transfer import generator_of
 from ...infer.front.options import check_at_least
 from ...infer.front.running.progress import warn
 from ...infer.hyper.density.cloud import systematic
@@ -98,7 +99,7 @@ def select_batch(
     check_at_least(2, num_draws=num_draws, num_configurations=num_configurations)
     key = random.key(0) if rng_key is None else rng_key
     key_order, key_draws = random.split(key)
-    rng = np.random.default_rng(np.asarray(random.key_data(key_draws)))
+    rng = generator_of(key_draws)
     found = outlooks(source, args, kwargs, rng_key, focus)
     joint = JointPredictors(found) if are_joint(found) else None
     is_candidate = np.concatenate([outlook.is_candidate.reshape(-1) for outlook in found.values()])

@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array, random
 from numpy.typing import ArrayLike
 
+from ...compilation.transfer import generator_of
 from ...infer.front.options import check_at_least, check_one_of
 from .batches import check_size
 
@@ -179,7 +180,7 @@ def optimal_design(
         # Where rows may be taken in shares, the best of D is the best of G (Kiefer and Wolfowitz 1960).
         of_d = search.by("D")
         starts.append(of_d.exchanged(of_d.greedy(int(size)))[1])
-    generator = np.random.default_rng(np.asarray(random.key_data(random.key(0) if rng_key is None else rng_key)))
+    generator = generator_of(random.key(0) if rng_key is None else rng_key)
     starts += [list(generator.choice(number, int(size), replace=repeat)) for _ in range(num_starts - 1)]
     ends = [search.exchanged(start) for start in starts]
     value, chosen = min(ends, key=lambda end: end[0])

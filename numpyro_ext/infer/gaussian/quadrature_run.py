@@ -14,6 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...compilation.store import shared
+from ...compilation.transfer import generator_of
 from ...linalg.gaussian.design import SparseRows
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap
@@ -108,7 +109,7 @@ def _drawn(
 
     def sample(rng_key: Array, num_samples: int, name: str) -> Array:
         # by NumPy, which compiles nothing; each of them once before any is there twice
-        generator = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
+        generator = generator_of(rng_key)
         rounds = [generator.permutation(_NUM_DRAWS) for _ in range(-(-num_samples // _NUM_DRAWS))]
         return jnp.asarray(draws()[name][np.concatenate([np.zeros(0, int), *rounds])[:num_samples]])
 

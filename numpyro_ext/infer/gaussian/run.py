@@ -109,7 +109,7 @@ class GaussianRun(FinishedRun):
     @property
     def _may_be_off(self) -> bool:
         """True if moments of the Gaussian are those of the fit, and may differ from those of the posterior."""
-        if not self.fit.diagnostics.converged or self._has_corrected_means:
+        if not self.fit.diagnostics.converged or self._has_corrected_means or not self.reading.num_columns:
             return False
         return not all(isinstance(potential, GaussianPotential) for potential in self.reading.abstract_form.potentials)
 

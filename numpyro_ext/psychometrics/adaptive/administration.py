@@ -13,6 +13,7 @@ from jax import Array, random
 from numpy.typing import NDArray
 
 from ...compilation.store import shared
+from ...compilation.transfer import generator_of
 from ...infer.front.options import check_at_least
 from .bank import Floats
 from .beliefs import Ints
@@ -160,7 +161,7 @@ def _content(content: Any, num_items: int) -> tuple[Ints, Floats]:
 
 def generator(rng_key: Array) -> np.random.Generator:
     """A generator of NumPy that a key of JAX determines."""
-    return np.random.default_rng(np.asarray(random.key_data(rng_key)))
+    return generator_of(rng_key)
 
 
 class StepKeys:

@@ -20,6 +20,7 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from ...compilation.quick_jit import quick_jit
+from ...compilation.transfer import generator_of
 from ...distributions.censored_pairs import CensoredPairs, PairTable
 from ..errors import ModelStructureError, Reason
 from ..model.running.execution import ModelCall
@@ -224,7 +225,7 @@ def check_pairs(call: ModelCall, reading: Any, pair_sites: PairSites, most_pairs
     :param int most_pairs: up to which densities are compared.
     :raises ModelStructureError: if they differ by more than rounding.
     """
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(call.rng_key)))
+    rng = generator_of(call.rng_key)
     dtype: Any = jnp.result_type(float)
     sizes = [x.size for x in pair_sites.concentrations]
     hyper = reading.initial_hyper() | {n: jnp.full(reading.hyper[n].shape, 0.3, dtype) for n in reading.common_sites}

@@ -17,6 +17,7 @@ from numpyro.infer.util import compute_log_probs
 
 from ...compilation.quick_jit import holds_little, quick_jit
 from ...compilation.store import Found, shared
+from ...compilation.transfer import generator_of
 from ..errors import ModelStructureError, Reason
 from ..program.equations import Atom
 from ..program.program import Program
@@ -66,7 +67,7 @@ def _evaluate(
     data = (*changing, *reading.data[len(changing) :])
     reference_data = (*changing, *reference_data[len(changing) :])
     # NumPy draws without compiling anything.
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
+    rng = generator_of(rng_key)
     ways = []
     for number, spread in enumerate(spreads):
         noise = _noise(reading, rng, 0.0 if number == 0 else 0.1)

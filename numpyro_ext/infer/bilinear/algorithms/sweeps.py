@@ -238,6 +238,19 @@ def _step(
     return take_step(view, block, touched(*other), prior, step, **options)
 
 
+def cost_of(form: Bilinear, state: State, axis_name: str | None = None) -> Array:
+    """Divergences of all vectors and common unknowns from their priors.
+
+    :param str axis_name: of the axis of devices between which the rows are divided, if they are.
+    """
+    rows = over_devices(jnp.sum(divergence(state.rows, form.rows)), axis_name)
+    cost = rows + jnp.sum(divergence(state.columns, form.columns))
+    if state.common is None:
+        return cost
+    assert form.common is not None
+    return cost + jnp.sum(divergence(state.common, form.common.prior))
+
+
 def relative_change(objective: Array, before: Array, loss: Array) -> Array:
     """Distance from a maximum that sweeps have shown: :attr:`Info.change`, infinite where that is not known.
 

@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro.infer import Predictive
 from numpyro.primitives import Messenger
 
-from ....compilation.transfer import to_device
+from ....compilation.transfer import generator_of, to_device
 from ....structure.model.reading import ModelReading
 from ....structure.model.running.execution import bound_arguments
 from ....structure.program.run_compiled import run_compiled
@@ -160,7 +160,7 @@ def draws_with_new_members(
 def shuffled(draws: Mapping[str, Array], rng_key: Array) -> dict[str, Array]:
     """The draws in an order of their own for each key."""
     # By NumPy, which compiles nothing.
-    generator, number = np.random.default_rng(np.asarray(random.key_data(rng_key))), len(next(iter(draws.values()), ()))
+    generator, number = generator_of(rng_key), len(next(iter(draws.values()), ()))
     order = generator.permutation(number)
     return {name: to_device(np.asarray(value)[order]) for name, value in draws.items()}
 

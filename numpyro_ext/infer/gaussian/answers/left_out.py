@@ -18,8 +18,8 @@ _MOST_ROWS, _MOST_PRODUCTS = 1000, 3e8
 
 
 def farthest(values: Mapping[str, np.ndarray]) -> tuple[str, int, float]:
-    """Site, place in it and value of what is farthest from zero."""
-    sizes = {name: float(np.max(np.abs(x), initial=-1.0)) for name, x in values.items()}
+    """Site, place in it and value of what is farthest from zero; there must be some element."""
+    sizes = {name: float(np.max(np.abs(x))) for name, x in values.items() if x.size}
     name = max(sizes, key=lambda site: sizes[site])
     place = int(np.argmax(np.abs(values[name])))
     return name, place, float(np.ravel(values[name])[place])

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, random
 from scipy.special import ndtri
 
-from ....compilation.transfer import to_device
+from ....compilation.transfer import generator_of, to_device
 from ...hyper.density.design import normal_points, split_normal
 from ...hyper.density.skewed_normal import SkewedNormal
 from ..fitting.point_fit import PointFit
@@ -219,8 +219,7 @@ def _widths(found: Exploration) -> np.ndarray:
 def generator_and_keys(rng_key: Array) -> tuple[np.random.Generator, Callable[[int], Array]]:
     """NumPy's generator from a random key, and a function that makes so many keys of the same kind from it."""
     is_typed = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
-    data = np.asarray(random.key_data(rng_key) if is_typed else rng_key)
-    generator = np.random.default_rng(data)
+    data, generator = np.asarray(random.key_data(rng_key)), generator_of(rng_key)
 
     def make_keys(number: int) -> Array:
         fresh = to_device(generator.integers(2**32, size=(number, *data.shape), dtype=data.dtype))

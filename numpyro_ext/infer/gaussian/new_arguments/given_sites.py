@@ -90,7 +90,7 @@ def on_all_rows(
     has_nodes = isinstance(fitted, NodePosterior)
     algorithm: Algorithm = Quadrature(fitted.num_nodes) if has_nodes else _GivenSites(fitted.covariance_family)
     moves = _Moves(run, reading, algorithm, _programs(reading, algorithm, run.space), places, not is_contained)
-    last = run.fit.last_state._replace(state=moves.moved([run.inputs[1:]], 1)[0])
+    last = run.fit.last_state._replace(state=moves.moved([run.inputs[1:]], 1, sites[0])[0])
     parts = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     parts |= {"reading": reading, "algorithm": algorithm, "programs": moves.programs}
     parts["fit"] = run.fit._replace(last_state=last)
@@ -150,15 +150,18 @@ class _Moves:
     places: np.ndarray
     is_checked: bool
 
-    def moved(self, points: Sequence[tuple[Any, Any]], num_checked: int) -> list[Any]:
+    def moved(self, points: Sequence[tuple[Any, Any]], num_checked: int, fitted: Any = None) -> list[Any]:
         """States at hyperparameters and states of the fit.
 
+        :param points: these pairs.
+        :param int num_checked: how many of them are checked.
+        :param fitted: their posteriors, stacked, where these are at hand.
         :raises NotJoined: if predictors of the fit are others on all rows, at some of the points.
         """
         if isinstance(self.algorithm, Quadrature):
             moved = [_laid(self.reading, self.algorithm, hyper) for hyper, _ in points]
         else:
-            fitted = _sites(self.run, points)[0]
+            fitted = _sites(self.run, points)[0] if fitted is None else fitted
             parts = np.zeros((2, len(points), len(self.reading.data[-2])), fitted.site_precision.dtype)
             parts[:, :, self.places] = fitted.site_precision, fitted.site_shift
             moved = [_Sites(*pair) for pair in zip(*parts, strict=True)]

@@ -89,11 +89,12 @@ def new_members(
         old_latents = {name: value[:, *first(name, value.shape[1:])] for name, value in latents.items()}
         together = sites_of_call(reading.model, NewCall(reading.args, reading.kwargs), latents, outcomes)
         fitted = sites_of_call(old.model, NewCall(old.args, old.kwargs), old_latents, old_outcomes)
+        if not are_part(_random(fitted), _random(together), first, scaled=True):
+            return None
         parts = {name: slices(name, value.shape[1:]) for name, value in latents.items()}
         new_latents = {name: value[:, *parts[name]] for name, value in latents.items()}
         alone = sites_of_call(reading.model, call, new_latents, new_outcomes)
-        is_fit_in = are_part(_random(fitted), _random(together), first, scaled=True)
-        if not (is_fit_in and are_part(alone, together, slices, scaled=False)):
+        if not are_part(alone, together, slices, scaled=False):
             return None
         is_whole = {name: all(part == slice(None) for part in parts[name]) for name in latents}
         return NewMembers(run, reading, call, tuple(name for name in latents if is_whole[name]))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....compilation.transfer import generator_of
 from ...errors import ModelStructureError
 from ...model.hyper_site import HyperSite
 
@@ -115,7 +116,7 @@ class Probe(NamedTuple):
 
 def random_probe(vectors: Vectors, rng_key: Array) -> Probe:
     """Random numbers for :func:`meetings`."""
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
+    rng = generator_of(rng_key)
     dtype = jnp.result_type(float)
     weights = jnp.asarray(rng.uniform(1.0, 2.0, vectors.of_cells[0].size), dtype)
     unknowns = jnp.asarray(rng.standard_normal(vectors.num_unknowns), dtype)

@@ -52,9 +52,6 @@ class ClosedUpdates(Steps):
     def bound(self, form: Bilinear, views: closed.Views, state: core.State, *, axis_name: str | None = None) -> Array:
         return closed.bound_of(form, state, views, self._on(axis_name))
 
-    def cost(self, form: Bilinear, state: core.State, *, axis_name: str | None = None) -> Array:
-        return closed.cost_of(form, state, axis_name)
-
     def bound_at_moments(self, prepared: Prepared, state: core.State) -> Callable[[Prepared], Array] | None:
         if not self._has_fixed_predictors or prepared.views.pairs is not None:
             return None

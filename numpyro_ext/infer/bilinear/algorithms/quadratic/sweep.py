@@ -16,8 +16,7 @@ from ..cells import Block, Side, oriented, over_devices
 from ..gauge import gauge_step
 from ..incidence import SideBlock
 from ..selection import Censored, SelectionRule
-from ..steps import divergence
-from ..sweeps import Info, State, relative_change
+from ..sweeps import Info, State, cost_of, relative_change
 from .layout import Layout, LayoutKind, Products, make_layout
 from .rules import Bound
 from .sums import (
@@ -290,16 +289,3 @@ def bound_of(form: Bilinear, state: State, views: Views, options: Options) -> Ar
         assert state.selected is not None
         value += views.censored.bound(state.selected, options.axis_name)
     return value - cost_of(form, state, options.axis_name)
-
-
-def cost_of(form: Bilinear, state: State, axis_name: str | None = None) -> Array:
-    """Divergences of all vectors and common unknowns from their priors.
-
-    :param str axis_name: see :class:`Options`.
-    """
-    rows = over_devices(jnp.sum(divergence(state.rows, form.rows)), axis_name)
-    cost = rows + jnp.sum(divergence(state.columns, form.columns))
-    if state.common is None:
-        return cost
-    assert form.common is not None
-    return cost + jnp.sum(divergence(state.common, form.common.prior))

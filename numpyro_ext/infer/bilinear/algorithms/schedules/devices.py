@@ -73,7 +73,7 @@ class OneDevice:
 
     def cost(self, form: Bilinear, state: core.State) -> Array:
         """The divergences of all unknowns from their priors."""
-        function = partial(self._method.cost, axis_name=self._axis_name)
+        function = partial(core.cost_of, axis_name=self._axis_name)
         return self._on_devices(function, (_FORM, specs_of(state)), _EVERYWHERE)(form, state)
 
     def bound_of_form(self, prepared: Prepared, state: core.State) -> Callable[[Prepared], Array]:

@@ -63,7 +63,7 @@ class Steps:
         view = core.with_tangents(views, state.rows, state.columns).rows
         rows, values = steps.make_feasible(view, state.rows, touched(state.columns, form.columns), form.rows)
         state = state._replace(rows=rows)
-        value = over_devices(jnp.sum(values), axis_name) - self.cost(form, state, axis_name=axis_name)
+        value = over_devices(jnp.sum(values), axis_name) - core.cost_of(form, state, axis_name)
         return state._replace(objective=form.log_constant + value)
 
     def bound(self, form: Bilinear, views: PyTree, state: core.State, *, axis_name: str | None = None) -> Array:
@@ -72,11 +72,6 @@ class Steps:
         view = core.with_tangents(views, rows, columns).rows
         value = jnp.sum(steps.block_objective(view, rows, touched(columns, form.columns), form.rows))
         return form.log_constant + over_devices(value, axis_name) - jnp.sum(steps.divergence(columns, form.columns))
-
-    def cost(self, form: Bilinear, state: core.State, *, axis_name: str | None = None) -> Array:
-        """The divergences of all unknowns from their priors."""
-        rows = over_devices(jnp.sum(steps.divergence(state.rows, form.rows)), axis_name)
-        return rows + jnp.sum(steps.divergence(state.columns, form.columns))
 
     def bound_at_moments(self, prepared: Prepared, state: core.State) -> Callable[[Prepared], Array] | None:
         """The objective of a state on one device as a function of the form, by what does not depend on this; ``None``
