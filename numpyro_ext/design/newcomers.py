@@ -13,8 +13,8 @@ from jax import Array, random
 from ..infer.bilinear.hybrid_engine import BilinearEP
 from ..infer.bilinear.marginals.newcomers import Fitted, Newcomers, with_cells
 from ..infer.bilinear.noise_run import NoiseRun
-from ..infer.front.engine import AnyEngine
-from ..infer.front.options import check_at_least, check_one_of
+from ..infer.front.engine import AnyEngine, BaseEngine
+from ..infer.front.options import check_at_least, check_kind, check_one_of
 from ..infer.front.running.progress import progress_bar, warn
 from ..structure.bilinear.read import read_like
 from ..structure.model.running.execution import bound_arguments
@@ -182,6 +182,7 @@ class _Protocol(NamedTuple):
         num_draws: int,
         refit: Refit,
     ) -> _Protocol:
+        check_kind("cold_start", engine, BaseEngine, "a BilinearEP after its run")
         run = engine._finished()
         if not isinstance(engine, BilinearEP) or not isinstance(run, NoiseRun):
             raise ValueError(

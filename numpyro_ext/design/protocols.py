@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, random
 
 from ..infer.front.engine import AnyEngine, BaseEngine
-from ..infer.front.options import check_at_least
+from ..infer.front.options import check_at_least, check_kind
 from ..infer.front.running.progress import progress_bar, warn
 from ..structure.model.running.execution import bound_arguments, check_key
 from .outcomes.outlooks import Outlook
@@ -117,6 +117,7 @@ def compare_acquisitions(
 
     check_key(rng_key, "compare_acquisitions(engine, jax.random.key(0), data)")
     check_at_least(1, num_labels=num_labels, num_initial=num_initial, num_repeats=num_repeats)
+    check_kind("compare_acquisitions", engine, BaseEngine, "an engine")
     _check_arguments(engine, observations=observations, mask=mask)
     if not acquisitions:
         raise ValueError("acquisitions names no score.")

@@ -14,7 +14,7 @@ from jax import Array
 
 from ..infer.front.engine import AnyEngine, BaseEngine
 from ..infer.front.files.archive import read_archive, write_archive
-from ..infer.front.options import check_at_least, check_one_of
+from ..infer.front.options import check_at_least, check_kind, check_one_of
 from ..infer.front.running.progress import warn
 from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.run import GaussianRun
@@ -124,6 +124,7 @@ class SequentialDesign:
         self._pool: Pool | None = None
         if (candidates is None) != (enter is None):
             raise TypeError("candidates and enter go together: where to look, and how what is seen enters the fit.")
+        check_kind("SequentialDesign", engine, (BaseEngine, SMC), "an engine after its run")
         self._rng_key = engine._finished().rng_key
         self._places = Places({}, {}, {})
         if enter is not None:

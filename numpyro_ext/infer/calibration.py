@@ -19,11 +19,12 @@ from ..optional import optional
 from ..structure.model.running.execution import ModelCall, check_key
 from ..structure.model.running.messages import Message
 from ..structure.model.running.pandas_arguments import run_or_with_arrays
-from .front.engine import AnyEngine
+from .front.engine import AnyEngine, BaseEngine
 from .front.many import Dataset, collect_fits
-from .front.options import check_at_least
+from .front.options import check_at_least, check_kind
 from .front.running.chunks import Interruption
 from .front.running.progress import progress_bar, warn
+from .monte_carlo.smc import SMC
 
 
 class Calibration:
@@ -144,6 +145,7 @@ def calibrate(
     :raises ValueError: if no argument holds observations, a site has data all the same, or the prior cannot be drawn
         from: ``param`` sites, improper priors, ``numpyro.factor``; the site is named.
     """
+    check_kind("calibrate", engine, (BaseEngine, SMC), "an engine, or SMC")
     check_key(rng_key)
     check_at_least(1, num_simulations=num_simulations)
     signature = inspect.signature(engine.model)

@@ -13,7 +13,7 @@ from numpyro import handlers
 
 from numpyro_ext.design import SequentialDesign, expected_information_gain, predictive_entropy, random_scores
 from numpyro_ext.design.prequential import RefitRule
-from numpyro_ext.infer import EP, INLA, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.infer import EP, INLA, AdaptiveQuadrature, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information
 from tests.compilations import compiled_programs
@@ -177,6 +177,27 @@ def test_other_models_run_again():
     np.testing.assert_allclose(design.log_evidence, by_hand.log_evidence, atol=1e-6)
     with pytest.raises(ValueError, match="no predictors, as the observations of"):
         design.predictors()
+
+
+@pytest.mark.thorough
+def test_quadrature_over_blocks_runs_again():
+    def model(x, y=None, labelled=True):
+        with numpyro.plate("blocks", 4):
+            effects = numpyro.sample("effects", dist.Normal(0.0, 1.0))
+        with handlers.mask(mask=labelled):
+            numpyro.sample("y", dist.Bernoulli(logits=effects[jnp.arange(NUM) % 4] + 0.3 * x), obs=y)
+
+    design = SequentialDesign(fitted(AdaptiveQuadrature, FIRST, model=model))
+    assert "its algorithm integrates over whole blocks" in repr(design)
+    seen = FIRST.copy()
+    for step in range(2):
+        place = design.propose(random.key(step))
+        design.observe(place, LABELS[place])
+        seen[place] = True
+    by_hand = fitted(AdaptiveQuadrature, seen, model=model)
+    np.testing.assert_allclose(design.log_evidence, by_hand.log_evidence, atol=1e-8)
+    mean = design.engine.posterior["effects"].mean
+    np.testing.assert_allclose(mean, by_hand.posterior["effects"].mean, atol=1e-8)
 
 
 def test_a_test_score_and_a_refit_every_so_often():

@@ -85,5 +85,7 @@ def test_sites_without_a_distribution_function_and_sources_without_draws_are_ref
 
     with pytest.raises(TypeError, match="'y' is MultivariateNormal, whose values are vectors"):
         predictive_pit(draws_of({"level": np.zeros(2)}, model=vectors, args=(np.zeros(2),)))
-    with pytest.raises(TypeError, match="A dict has no draws"):
+    with pytest.raises(
+        TypeError, match="predictive_pit takes an engine or MCMC after its run.*; got an object of class dict"
+    ):
         predictive_pit({"level": np.zeros(2)})

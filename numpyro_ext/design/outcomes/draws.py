@@ -15,6 +15,7 @@ from jax.scipy.special import entr
 
 from ...compilation.content import Structure
 from ...compilation.store import shared
+from ...infer.front.options import wrong_kind
 from ...infer.monte_carlo.smc import SMC
 from ...structure.program.run_compiled import TracedFunction, traced
 from .drawn_sites import (
@@ -97,6 +98,8 @@ def draws_of(
     >>> print(expected_information_gain(draws, jnp.array([0.0, 1.0, 3.0]))["y"].round(3))
     [0.    0.14  0.436]
     """
+    if isinstance(source, type):
+        raise _no_draws(source)
     if isinstance(source, Mapping):
         samples = dict(source)
     elif hasattr(source, "sample_posterior"):
@@ -113,10 +116,7 @@ def draws_of(
         args = getattr(source, "_args", ()) if args is None else args
         kwargs = getattr(source, "_kwargs", {}) if kwargs is None else kwargs
     else:
-        raise TypeError(
-            f"A {type(source).__name__} has no draws: give an engine or MCMC after its run, a guide with its "
-            "parameters, or a dictionary of draws by site."
-        )
+        raise _no_draws(source)
     if model is None:
         raise TypeError("Which model are the draws of? Give draws_of(..., model=model).")
     samples = {name: jnp.asarray(value) for name, value in samples.items()}
@@ -130,6 +130,11 @@ def draws_of(
     if weights is not None:
         found.weights = _checked_weights(weights, found.num_draws)
     return found
+
+
+def _no_draws(source: object) -> TypeError:
+    wanted = "an engine or MCMC after its run, a guide with its parameters, or a dictionary of draws by site"
+    return wrong_kind("A score of designs", source, wanted)
 
 
 def _checked_weights(weights: object, number: int) -> Array:

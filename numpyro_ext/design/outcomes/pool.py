@@ -17,6 +17,7 @@ from jax import Array
 
 from ...compilation.store import shared
 from ...infer.gaussian.algorithms.algorithm import Algorithm
+from ...infer.gaussian.quadrature_run import IntegratedQuadratureRun, QuadratureRun
 from ...infer.gaussian.run import GaussianRun
 from ...linalg.gaussian.design import DenseDesign, SparseRows, rows_at
 from ...linalg.gaussian.prior import CovariancePrior, PriorBlock, is_valid_prior
@@ -103,6 +104,8 @@ class Pool:
         missing = [name for name in reading.observed_names if name not in self._outlooks]
         if missing:
             return f"the observations of {missing} have several predictors each, or outcomes that are not known"
+        if isinstance(self._run, QuadratureRun | IntegratedQuadratureRun):
+            return "its algorithm integrates over whole blocks"
         if not isinstance(form.design, DenseDesign | SparseRows):
             return "its field is a state space"
         size = len(self._points) * sum(leaf.size for leaf in jax.tree.leaves(form))

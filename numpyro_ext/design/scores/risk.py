@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...infer.front.options import check_one_of
+from ...infer.front.options import check_one_of, wrong_kind
 from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.run import GaussianRun
 from ...linalg.padding import rounded_up
@@ -138,10 +138,8 @@ def _pool_of(source: object) -> Pool:
         return source
     run = source._finished() if isinstance(source, Engine) else None
     if not isinstance(run, GaussianRun) or not isinstance(source, Engine):
-        raise ValueError(
-            f"A {type(source).__name__} cannot say what predictions would be after an observation: take an engine on a "
-            "Gaussian field, such as EP."
-        )
+        wanted = "an engine on a Gaussian field after its run, such as EP"
+        raise wrong_kind("A score by the fits after each observation", source, wanted)
     return Pool(run, source.num_steps)
 
 

@@ -16,6 +16,7 @@ from ...structure.bilinear.form import GaussianSide
 from ...structure.bilinear.read import read_like
 from ...structure.bilinear.reading import BilinearReading
 from ...structure.model.running.execution import check_key
+from ..front.options import check_kind
 from ..front.results import Diagnostics
 from ..front.running.progress import progress_bar, warn
 from ..front.state import EngineState
@@ -95,6 +96,7 @@ def fit_batches(
         >>> bool(fitted.log_evidence.is_lower_bound), fitted.posterior["z"].mean.shape
         (True, (6, 1))
     """
+    check_kind("fit_batches", engine, BilinearVG, "a BilinearVG")
     check_key(rng_key)
     if num_epochs < 1:
         raise ValueError(f"num_epochs must be at least 1, got {num_epochs}.")

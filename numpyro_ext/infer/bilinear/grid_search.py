@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from ...structure.model.running.execution import check_key
+from ..front.options import check_kind
 from ..front.running.progress import progress_bar, warn
 from .engine import BilinearVG
 
@@ -93,6 +94,7 @@ def grid_search(
     >>> search.best_params
     {'scale': 0.1}
     """
+    check_kind("grid_search", engine, BilinearVG, "a BilinearVG")
     num_cells = _num_cells(cells)
     if not 0.0 < test_size < 1.0 or not 0 < round(test_size * num_cells) < num_cells:
         raise ValueError(f"test_size must leave some of the {num_cells} cells on either side, got {test_size}.")

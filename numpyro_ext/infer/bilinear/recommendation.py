@@ -15,10 +15,10 @@ from numpy.typing import ArrayLike
 from ...potentials.families.binary import LogitPotential
 from ...potentials.families.gaussian import GaussianPotential
 from ...structure.bilinear.form import Bilinear
-from ..front.options import check_at_least, check_one_of
+from ..front.options import check_at_least, check_kind, check_one_of
 from .algorithms.cells import Block, oriented
 from .algorithms.quadratic.moments import Moments, own_moments, partner_moments
-from .run import BilinearRun
+from .answers import BilinearAnswers
 
 By = Literal["joint", "taste"]
 Ties = Literal["none", "half"]
@@ -146,7 +146,7 @@ def ranking_quality(
         own = np.arange(chunk.size), cols[here]
         if is_listed[own].any():
             place = start + int(np.argmax(is_listed[own]))
-            raise ValueError(f"The test pair {rows[place], cols[place]} was listed: hold it out of the fit.")
+            raise ValueError(f"The test pair {int(rows[place]), int(cols[place])} was listed: hold it out of the fit.")
         score = found[own][:, None]
         tied = ((found == score) & ~is_listed).sum(1) - 1.0
         share = 0.5 if ties == "half" else 0.0
@@ -194,9 +194,8 @@ class _Ranking(NamedTuple):
 
     @classmethod
     def of(cls, engine: Any, by: By) -> _Ranking:
+        check_kind("Ranking of items", engine, BilinearAnswers, "a bilinear engine (BilinearVG, BilinearEP)")
         run = engine._finished()
-        if not isinstance(run, BilinearRun):
-            raise ValueError(f"Rankings are for bilinear engines, got {type(engine).__name__}.")
         reading = run.reading
         is_known = isinstance(reading.factor_kind, LogitPotential | GaussianPotential)
         if not is_known or not reading.takes_closed_updates:

@@ -17,7 +17,8 @@ from numpyro import handlers
 from numpyro.distributions.transforms import Transform
 from numpyro.infer.reparam import Reparam
 
-from ..front.engine import AnyEngine
+from ..front.engine import AnyEngine, BaseEngine
+from ..front.options import check_kind
 
 LATENT = "posterior_coordinates"
 """Name of the site that holds the coordinates."""
@@ -95,6 +96,8 @@ class PosteriorReparam:
     """
 
     def __init__(self, engine: AnyEngine) -> None:
+        wanted = "an engine on a Gaussian field (EP, VariationalGaussian, LaplaceApproximation, INLA)"
+        check_kind(type(self).__name__, engine, BaseEngine, wanted)
         run = engine._finished()
         self.coordinates: Coordinates = run.coordinates
         self.model: Callable[..., Any] = run.reading.model

@@ -99,6 +99,33 @@ def check_one_of(kinds: object, **values: object) -> None:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(kinds)))}, got {value!r}.")
 
 
+def check_kind(function: str, given: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """Refuse anything but an object of the classes that a function takes: engines, mostly.
+
+    :raises TypeError: see :func:`wrong_kind`.
+    """
+    if not isinstance(given, kinds):
+        raise wrong_kind(function, given, wanted)
+
+
+def wrong_kind(function: str, given: object, wanted: str) -> TypeError:
+    """Refusal of an object by a function, with the way from a class or a model to an engine.
+
+    :param str function: the function, or the question that it answers.
+    :param wanted: the words for what it takes.
+    """
+    name = getattr(given, "__name__", "model")
+    if isinstance(given, type):
+        got = f"the class {name}, of which {name}(model, ...) makes one"
+    elif given is None:
+        got = "None"
+    elif inspect.isroutine(given):
+        got = f"the function {name}; if it is a model, EP({name}) makes an engine of it"
+    else:
+        got = f"an object of class {type(given).__name__}"
+    return TypeError(f"{function} takes {wanted}; got {got}.")
+
+
 def check_positive(**values: float | None) -> None:
     """Refuse tolerances that are neither ``None`` nor positive.
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,11 @@ from ...display import shown
 from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.model.running.execution import check_key
 from ...structure.model.running.messages import Message
+from ..front.options import check_kind
 from ..front.running.progress import progress_bar, warn
 from .answers.leave_one_out import check_no_factor
 from .answers.prediction import are_coordinates_joint
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .engine import Engine
 
 
 @shown
@@ -94,6 +93,7 @@ def cross_validate(
     :param kwargs: keyword arguments of the model. A mask among them keeps observations out of every fold; their score
         is zero, as is that of observations that the model masks by itself.
     :return: scores, folds, hyperparameters and convergence.
+    :raises TypeError: for anything but an engine on a Gaussian field.
     :raises ValueError: if the mask does not reach the observations of exactly one site, a fold is empty, or coordinates
         of an observation depend on each other.
 
@@ -116,6 +116,8 @@ def cross_validate(
         >>> scores.log_predictive.shape
         (1, 6)
     """
+    wanted = "an engine on a Gaussian field (EP, VariationalGaussian, LaplaceApproximation, AdaptiveQuadrature)"
+    check_kind("cross_validate", engine, Engine, wanted)
     if engine.must_integrate:
         raise ValueError(
             f"The folds are fitted at the best hyperparameters, and {type(engine).__name__} integrates over them: give "

@@ -19,7 +19,7 @@ from ...potentials import GaussianPotential
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import LatentGaussian
 from ..front.engine import BaseEngine
-from ..front.options import check_one_of
+from ..front.options import check_one_of, wrong_kind
 from ..front.running.progress import warn
 from ..hyper.curvature import curvature
 from ..hyper.space import UnconstrainedSpace
@@ -181,14 +181,12 @@ def predictive_moments(
 def fitted_run(engine: object) -> GaussianRun:
     """The run of an engine on Gaussian fields.
 
-    :raises ValueError: if it is none.
+    :raises TypeError: if it is none.
     """
+    wanted = "an engine on a Gaussian field (EP, INLA, LaplaceApproximation, VariationalGaussian)"
     run = engine._finished() if isinstance(engine, BaseEngine) else None
     if not isinstance(run, GaussianRun):
-        raise ValueError(
-            "Moments of predictors are those of engines on Gaussian fields (EP, INLA, LaplaceApproximation, "
-            f"VariationalGaussian), and this is a {type(engine).__name__}."
-        )
+        raise wrong_kind("A question on moments of predictors", engine, wanted)
     return run
 
 

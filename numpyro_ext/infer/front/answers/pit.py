@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from numpyro import handlers
 
 from ....structure.program.run_compiled import run_compiled
+from ..options import wrong_kind
 
 
 class PitHistogram(NamedTuple):
@@ -128,10 +129,10 @@ def predictive_pit(
 def _draws(source: Any, number: int, rng_key: Array | None) -> tuple[Callable[..., Any], Any, Any, dict[str, Array]]:
     """Model, its arguments, and as many draws of its sites."""
     model = getattr(source, "model", None) or getattr(getattr(source, "sampler", None), "model", None)
-    if model is None or not (hasattr(source, "get_samples") or hasattr(source, "samples")):
-        raise TypeError(
-            f"A {type(source).__name__} has no draws: give an engine or MCMC after its run, or "
-            "numpyro_ext.design.draws_of(...)."
+    has_draws = hasattr(source, "get_samples") or hasattr(source, "samples")
+    if model is None or not has_draws or isinstance(source, type):
+        raise wrong_kind(
+            "predictive_pit", source, "an engine or MCMC after its run, or numpyro_ext.design.draws_of(...)"
         )
     key = jax.random.key(0) if rng_key is None else rng_key
     if hasattr(source, "get_samples"):

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..options import wrong_kind
 from .sites import LargeSite
 
 _FIRST_PLACES = 5
@@ -118,6 +119,9 @@ def shortlist(
 
 
 def _utilities(draws: Any, site: str | None, users: ArrayLike | None) -> np.ndarray:
+    wanted = "draws of utilities, or an engine or MCMC after its run"
+    if isinstance(draws, type):
+        raise wrong_kind("rank_summary", draws, wanted)
     if hasattr(draws, "draw_utilities"):  # a fit by collaborative_em, which draws for those who are asked for
         who = np.arange(draws.num_users) if users is None else _checked_users(users, draws.num_users)
         found = np.asarray(draws.draw_utilities(jax.random.key(0), who.reshape(-1)), float)
@@ -135,7 +139,10 @@ def _utilities(draws: Any, site: str | None, users: ArrayLike | None) -> np.ndar
     if isinstance(draws, dict):
         draws = draws[_site_of_utilities(draws, site)]
     of_chains = getattr(draws, "dims", ())[:2] == ("chain", "draw")  # an array of ArviZ
-    utilities = np.asarray(draws, float)
+    try:
+        utilities = np.asarray(draws, float)
+    except (TypeError, ValueError):
+        raise wrong_kind("rank_summary", draws, wanted) from None
     if of_chains:
         utilities = utilities.reshape(-1, *utilities.shape[2:])
     if utilities.ndim < 2:
