@@ -352,6 +352,17 @@ def test_a_factor_that_loses_its_digits_is_named():
         VariationalGaussian(model).run(jax.random.key(0))
 
 
+def test_observations_that_the_model_cannot_make_are_named():
+    exposure, counts = jnp.array([1.0, 0.0, 2.0]), jnp.array([1, 3, 0])
+
+    def model():
+        level = numpyro.sample("level", dist.Normal(0, 3))
+        numpyro.sample("y", dist.Poisson(exposure * jnp.exp(level)), obs=counts)
+
+    with pytest.raises(ValueError, match="Factor 1 of site 'y' has the density zero at every predictor .* exposure"):
+        EP(model, progress_bar=False).run(KEY)
+
+
 def test_laplace_refuses_a_kink(counts_case):
     def model(t, y):
         f = numpyro.sample("f", dist.Normal(2.0, 1.0).expand([t.size]).to_event(1))

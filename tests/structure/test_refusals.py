@@ -33,6 +33,11 @@ def _poisson(y: Any = COUNTS, x: Any = X, mask: Any = True, weight: Any = 1.0) -
         numpyro.sample("y", dist.Poisson(jnp.exp(x @ b)), obs=y)
 
 
+def _exposed(exposure: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Poisson(exposure * jnp.exp(X @ b)), obs=COUNTS)
+
+
 def _two_predictors() -> None:
     with numpyro.plate("rows", N):
         loc = numpyro.sample("loc", dist.Normal(0.0, 1.0))
@@ -188,6 +193,10 @@ _CASES: dict[str, tuple[Callable[[], None], str]] = {
     "weights that are not finite": (
         lambda: _poisson(weight=np.where(X[:, 1] == X[:, 1].max(), np.nan, 1.0)),
         r"weights of site 'y' \(handlers.scale\) are not finite in 1 places; the first is nan at index \(\d,\)",
+    ),
+    "negative exposures": (
+        lambda: _exposed(np.where(np.arange(N) == 2, -1.0, 1.0)),
+        r"NaN, as parameter 'rate' of site 'y' \(Poisson\) is out of its range.* in 1 place; the first is -.*\(2,\)",
     ),
     "column of observations": (lambda: _poisson(COUNTS[:, None]), r"'y' has data of shape \(6, 1\).*\(6, 6\).*ravel"),
     "empty data": (lambda: _poisson(COUNTS[:0], X[:0]), r"'y' is empty"),

@@ -25,7 +25,7 @@ from .reading import ModelReading
 from .running.execution import ModelCall
 from .running.plain_sites import PlainSites
 from .running.recording import Recording, Sites, make_or_derive
-from .running.untouched import untouched_log_densities
+from .running.untouched import invalid_parameter, untouched_log_densities
 
 _SPREADS = (0.1, 0.5, 1.0)
 _MOST_HALVINGS = 12
@@ -134,7 +134,7 @@ def check_form(
         found = np.concatenate([found, moved[np.isfinite(moved).all(1)]])
     found, linearity_error = found[:, :2], float(found[0, 2])
     if np.isnan(found).any():
-        reading.explain_nan()
+        _explain_nan(reading, rng_key, evaluated.values[int(np.argmax(np.isnan(evaluated.rows[:, :2]).any(1)))])
     if not linearity_error < np.sqrt(np.finfo(found.dtype).eps):
         reading.explain_linearity_error(linearity_error)
     form, expected = found.T
@@ -150,6 +150,18 @@ def check_form(
         if not compared.value:
             _compare_with_untouched(reading, call, evaluated)
             compared.value = True
+
+
+def _explain_nan(reading: ModelReading, rng_key: Array, values: Mapping[str, Any]) -> None:
+    invalid = invalid_parameter(_call(reading, rng_key), values)
+    if invalid is not None and not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(values)):
+        site, sentence = invalid
+        raise ModelStructureError(
+            f"the log density of the model is NaN, as {sentence}: check what it is made of (exposures, weights, scales "
+            "and shares among the data).",
+            site=site,
+        )
+    reading.explain_nan()
 
 
 class _Compared(Found[bool]):

@@ -143,8 +143,16 @@ def _broken_factor(reading: LatentGaussianReading, form: LatentGaussian) -> str 
     ):
         if jax.eval_shape(potential.log_density, rows).shape != rows.shape:
             continue  # of several predictors
-        for distance in (0.0, 3.0, -3.0, 10.0, -10.0, 30.0, -30.0):
-            values = np.asarray(potential.log_density(rows + distance))
+        distances = np.array([0.0, 3.0, -3.0, 10.0, -10.0, 30.0, -30.0])
+        found = np.stack([np.asarray(potential.log_density(rows + distance)) for distance in distances])
+        is_impossible = np.all(found == -np.inf, axis=0)
+        if is_impossible.any():
+            return (
+                f"Factor {int(np.argmax(is_impossible))} of site {name!r} has the density zero at every predictor that "
+                f"was tried{_as_others(int(is_impossible.sum()) - 1)}: the model cannot make these observations "
+                "(a count above zero where the exposure is zero, for one). Correct them, or leave them out."
+            )
+        for distance, values in zip(distances, found, strict=True):
             if np.all(np.isfinite(values)):
                 continue
             k = int(np.argmin(np.isfinite(values)))
@@ -156,6 +164,10 @@ def _broken_factor(reading: LatentGaussianReading, form: LatentGaussian) -> str 
                 "truly zero, use EP, which integrates over it, or a prior that stays within its support."
             )
     return None
+
+
+def _as_others(number: int) -> str:
+    return f", as {'has' if number == 1 else 'have'} {number} other{'s' * (number > 1)}" if number else ""
 
 
 def _few_digits(reading: LatentGaussianReading, form: LatentGaussian) -> str | None:

@@ -14,6 +14,7 @@ from jax import Array
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.typing import DTypeLike
 from numpyro import handlers
+from numpyro.distributions.constraints import is_dependent
 from numpyro.infer.util import compute_log_probs
 
 from ....compilation.quick_jit import holds_little, quick_jit
@@ -79,6 +80,37 @@ def untouched_log_densities(
         found = [compiled(closed.consts, *jax.tree.leaves(values)) for values in points]
     densities, errors = np.asarray(found, float).T
     return UntouchedDensities(densities, errors, dtypes[0])
+
+
+def invalid_parameter(call: ModelCall, values: Mapping[str, object]) -> tuple[str, str] | None:
+    """The first site with a parameter outside the range that NumPyro states for it, and a sentence on it.
+
+    :param call: of the model.
+    :param values: of its latent and ``param`` sites.
+    """
+    seeded = handlers.seed(call.model, call.rng_key)
+    with numpyro.validation_enabled(False):
+        trace = handlers.trace(handlers.substitute(seeded, data=dict(values))).get_trace(*call.args, **call.kwargs)
+    for name, site in trace.items():
+        base = site.get("fn")
+        while hasattr(base, "base_dist"):
+            base = base.base_dist
+        for parameter, constraint in getattr(base, "arg_constraints", {}).items():
+            value = getattr(base, parameter, None)
+            if value is None or is_dependent(constraint):
+                continue
+            value = jnp.asarray(value)
+            # Numbers that are none have other reasons, such as covariates.
+            is_outside = np.atleast_1d(np.asarray(~constraint(value) & ~jnp.any(jnp.isnan(value))))
+            if is_outside.any():
+                place = tuple(np.argwhere(is_outside)[0].tolist())
+                number = int(is_outside.sum())
+                shown = np.atleast_1d(value)[place]
+                return name, (
+                    f"parameter {parameter!r} of site {name!r} ({type(base).__name__}) is out of its range, "
+                    f"{constraint}, in {number} place{'s' * (number > 1)}; the first is {shown} at index {place}"
+                )
+    return None
 
 
 def _working_dtype(trace: Mapping[str, Any], names: Collection[str]) -> object:
