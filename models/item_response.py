@@ -295,6 +295,8 @@ def _table_shape(response: Any, shape: tuple[int, int] | None) -> tuple[int, int
     if found is None or len(found) != 2:
         what = "" if found is None else f"; got shape {found}"
         raise ValueError(f"item_response needs answers with people in rows and items in columns, or their shape{what}.")
+    if 0 in found:
+        raise ValueError(f"item_response needs one person and one item at least; got answers of shape {found}.")
     return found[0], found[1]
 
 

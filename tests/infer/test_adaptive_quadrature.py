@@ -23,6 +23,7 @@ from numpyro_ext.infer.gaussian import adaptive_quadrature
 from numpyro_ext.infer.gaussian.algorithms.nodes import column_sums
 from numpyro_ext.infer.gaussian.algorithms.nodes.shared_columns import SharedColumns
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
+from numpyro_ext.models import item_response
 from numpyro_ext.structure import ModelStructureError
 from tests.compilations import compiled_programs
 from tests.monte_carlo import NUM_ERRORS
@@ -84,6 +85,27 @@ def test_large_blocks_are_refused_by_name():
 
     with pytest.raises(ModelStructureError, match="'level'.*6 unknowns.*at most 3"):
         AdaptiveQuadrature(walk).run(jax.random.key(0), np.arange(6))
+
+
+def test_people_with_many_traits_are_not_points_beside_a_smaller_field():
+    answers = np.tile(np.eye(5, dtype=int), (4, 1))
+    arguments = (answers,), {"family": "2pl", "priors": True, "num_traits": 4}
+    with pytest.raises(ModelStructureError, match=r"'trait' \(shape \(20, 4\)\) has 4 unknowns.*field=\['intercept'\]"):
+        AdaptiveQuadrature(item_response)._read(jax.random.key(0), *arguments)
+    chosen = AdaptiveQuadrature(item_response, field=["intercept"])
+    assert chosen._read(jax.random.key(0), *arguments).field == ("intercept",)
+
+
+def test_common_coefficients_may_be_more_than_groups():
+    x, group = np.random.default_rng(0).normal(size=(12, 8)), np.arange(12) % 3
+
+    def model():
+        slopes = numpyro.sample("slopes", dist.Normal(0, 1).expand([8]).to_event(1))
+        with numpyro.plate("groups", 3):
+            effect = numpyro.sample("effect", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Poisson(jnp.exp(x @ slopes + effect[group])), obs=np.arange(12))
+
+    assert AdaptiveQuadrature(model)._read(jax.random.key(0), (), {}).field == ("effect",)
 
 
 def latent_regression(answers=None, grades=None, mask=True):

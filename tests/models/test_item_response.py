@@ -237,6 +237,7 @@ BAD = {
     "correlated=True needs two traits": ([[0, 1]], {"correlated": True}),
     "rasch items have one slope": ([[0, 1]], {"family": "rasch", "num_traits": 2}),
     "people in rows and items in columns": ([0, 1], {}),
+    r"one person and one item at least; got answers of shape \(20, 0\)": (np.zeros((20, 0)), {}),
     "num_categories must be an integer": ([[0, 1]], {"num_categories": [3, 3, 3]}),
     "covariates must have shape": ([[0, 1]], {"covariates": np.zeros((3, 1))}),
     "covariates must be numbers: .*get_dummies": ([[0, 1]], {"covariates": [["f"]]}),

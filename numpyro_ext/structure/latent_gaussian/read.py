@@ -127,12 +127,21 @@ def _read_small_blocks(call: ModelCall, sites: Mapping[str, SiteInfo], field: It
             f"at most {LARGEST_SMALL_BLOCK}: sites that many observations share are hyperparameters to it."
         )
         raise Conflict(message, frozenset(sizes), least)
-    raise ModelStructureError(
+    raise _WideBlocks(
         f"site '{least}' (shape {reading.site_shapes[least]}) has {width} unknowns that its prior or observations tie "
         f"together, and quadrature integrates over blocks of at most {LARGEST_SMALL_BLOCK}. EP, LaplaceApproximation "
         "and VariationalGaussian take blocks of any size.",
         site=least,
+        number=1 if form.border is not None else form.blocks.columns.shape[0],
     )
+
+
+class _WideBlocks(ModelStructureError):
+    """A site alone has too many unknowns in each of a number of blocks."""
+
+    def __init__(self, message: str, *, site: str, number: int) -> None:
+        super().__init__(message, site=site)
+        self.number = number
 
 
 def _field_of_groups(attempt: Attempt[LatentGaussianReading], sizes: Mapping[str, int]) -> LatentGaussianReading:
@@ -141,8 +150,28 @@ def _field_of_groups(attempt: Attempt[LatentGaussianReading], sizes: Mapping[str
     Items of a test have slopes and people have none: people are integrated over, also where there are fewer of them.
 
     :param sizes: of all candidates.
+    :raises ModelStructureError: if the largest site falls into several blocks, such as people with traits, which are
+        too wide: as hyperparameters of another field they would be points.
     """
-    found = largest_field(attempt, sizes)
+    wide: list[_WideBlocks] = []
+
+    def noted(names: frozenset[str]) -> LatentGaussianReading:
+        try:
+            return attempt(names)
+        except _WideBlocks as error:
+            wide.append(error)
+            raise
+
+    found = largest_field(noted, sizes)
+    size = sum(sizes[name] for name in found.field)
+    for error in wide:
+        if error.number > 1 and error.site is not None and sizes[error.site] > size:
+            names = list(found.field)
+            raise ModelStructureError(
+                f"{error} field={names} integrates over {' and '.join(map(repr, names))} instead, with a point for "
+                "each of these.",
+                site=error.site,
+            )
     others = {name: size for name, size in sizes.items() if name not in found.field and size > 1}
     if not others or not _have_own_hyper(found):
         return found
