@@ -164,19 +164,40 @@ def test_information(response: Response, theta: ArrayLike, items: Any = None) ->
 
     :param response: a function from traits to the distribution of the answers.
     :param theta: traits, shape ``(...,)`` or ``(..., D)``.
-    :param items: indices of the items of the test; all by default.
+    :param items: items of the test, by number or, of a fitted model, by name; all by default.
     :return: shape ``(...,)``, or ``(..., D, D)`` for several traits.
     """
     theta = _traits(theta)
     axis = -1 if trait_dimension(response, theta) is None else -3
     information = fisher_information(response, theta)
     if items is not None:
-        information = jnp.take(information, np.atleast_1d(items), axis)
+        information = jnp.take(information, item_numbers(response, items, information.shape[axis]), axis)
     return information.sum(axis)
 
 
 # A test to pytest by its name alone, in modules that import it.
 test_information.__test__ = False  # type: ignore[attr-defined]
+
+
+def item_numbers(response: Response, items: Any, number: int) -> np.ndarray:
+    """Numbers of items that go by number or by the name that they have in the fit.
+
+    :param response: a function from traits to the distribution of the answers, which may have ``names`` of its items.
+    :param items: one item or several.
+    :param int number: of all items.
+    :raises ValueError: for an item that there is not.
+    """
+    names = list(getattr(response, "names", ()))
+    found = []
+    for item in [items] if np.ndim(items) == 0 else list(items):
+        place = np.asarray(names.index(item) if item in names else item)
+        if place.ndim or place.dtype.kind not in "iuf" or place != np.floor(place):
+            known = f"; names are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}" if names else ""
+            raise ValueError(f"An item goes by its number, or by its name in the fit; got {item!r}{known}.")
+        if not 0 <= place < number:
+            raise ValueError(f"There is no item {item!r}: items are 0 to {number - 1}.")
+        found.append(int(place))
+    return np.array(found, int)
 
 
 def marginal_reliability(
@@ -206,7 +227,7 @@ def marginal_reliability(
     :param response: a function from traits to the distribution of the answers.
     :param mean: mean of the population, shape ``()`` or ``(D,)``.
     :param covariance: its variance, or covariance of shape ``(D, D)``.
-    :param items: indices of the items of the test; all by default.
+    :param items: items of the test, by number or, of a fitted model, by name; all by default.
     :return: shape ``()``, or ``(D,)``.
     :raises ValueError: if the covariance is neither a number nor a matrix.
     """

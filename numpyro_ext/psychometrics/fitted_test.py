@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,7 @@ def fitted_test(source: object, traits: ArrayLike | None, answers: object, trait
     if callable(source) and not hasattr(source, "get_samples"):
         if traits is None or answers is None:
             raise ValueError("A response as a function needs the traits of the people and their answers.")
+        answers = _in_items(answers, getattr(source, "names", ()))
         values = as_answers(answers)
         names = [str(n) for n in answers.columns] if hasattr(answers, "columns") else None
         return _checked(source, np.asarray(traits, float), values, names, None, (0.0, 1.0))
@@ -84,6 +85,17 @@ def fitted_test(source: object, traits: ArrayLike | None, answers: object, trait
             number[group.items] = _NUM_PARAMETERS[group.family](group.num_categories or 0)
     names = call.names if call is not None else None
     return _checked(response, np.asarray(traits, float), values, names, number, population_of(response))
+
+
+def _in_items(answers: Any, names: Sequence[str]) -> Any:
+    """A table with its items in the order of their names in the fit, where it has any of these."""
+    columns = [str(name) for name in getattr(answers, "columns", ())]
+    missing = [name for name in names if name not in columns]
+    if not columns or len(missing) == len(names):
+        return answers
+    if missing or len(set(columns)) != len(columns):
+        raise ValueError(f"The answers lack the items {missing} of the fit, or have an item twice; got {columns}.")
+    return answers.iloc[:, [columns.index(name) for name in names]]
 
 
 def _checked(

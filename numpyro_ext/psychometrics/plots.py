@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
 from ..optional import optional
-from .curves import Response, category_probabilities, expected_score, test_information
+from .curves import Response, category_probabilities, expected_score, item_numbers, test_information
 from .fitted_model import FittedModel
 from .responses import response_of
 
@@ -19,7 +18,7 @@ _TRAITS = np.linspace(-4.0, 4.0, 201)
 
 def plot_curves(
     source: Any,
-    items: Sequence[int] | None = None,
+    items: Sequence[int | str] | None = None,
     *,
     theta: ArrayLike | None = None,
     draws: int | None = None,
@@ -31,7 +30,7 @@ def plot_curves(
     Of binary items the curve of the answer 1, of others one curve for each answer.
 
     :param source: an engine or ``MCMC`` after its run, or a response (a function from traits to a distribution).
-    :param items: indices of the items; the first six by default.
+    :param items: items by number, or by name in the fit; the first six by default.
     :param theta: traits at which to draw; from -4 to 4 by default.
     :param int draws: draws of the items, shown as thin lines, where the source has these.
     :param str trait: name of the site of the traits.
@@ -41,8 +40,11 @@ def plot_curves(
     """
     response, names, at = _curves_of(source, theta, trait)
     probabilities = np.asarray(category_probabilities(response, at))
-    shown = list(range(min(6, probabilities.shape[1]))) if items is None else [int(k) for k in items]
-    _check_items(shown, probabilities.shape[1])
+    shown = (
+        list(range(min(6, probabilities.shape[1])))
+        if items is None
+        else item_numbers(response, items, probabilities.shape[1])
+    )
     thin = None
     if draws is not None and not callable(source):
         thin = np.asarray(category_probabilities(response_of(source, draws=draws, trait=trait), at))
@@ -82,7 +84,7 @@ def plot_curves(
 
 def plot_information(
     source: Any,
-    items: Sequence[int] | None = None,
+    items: Sequence[int | str] | None = None,
     *,
     theta: ArrayLike | None = None,
     trait: str = "trait",
@@ -91,7 +93,7 @@ def plot_information(
     """Information of a test along the trait, with the standard error that it leaves on a second axis.
 
     :param source: an engine or ``MCMC`` after its run, or a response (a function from traits to a distribution).
-    :param items: indices of the items; all by default.
+    :param items: items by number, or by name in the fit; all by default.
     :param theta: traits at which to draw; from -4 to 4 by default.
     :param str trait: name of the site of the traits.
     :param axis: of matplotlib; a new figure by default.
@@ -99,8 +101,6 @@ def plot_information(
     :raises ValueError: for several traits, or an item that there is not.
     """
     response, _, at = _curves_of(source, theta, trait)
-    if items is not None:
-        _check_items([int(k) for k in items], response(jnp.asarray(at)).batch_shape[-1])
     information = np.asarray(test_information(response, at, items))
     axis = optional("matplotlib.pyplot", "demo").figure().gca() if axis is None else axis
     axis.plot(at, information, label="information")
@@ -172,9 +172,3 @@ def _curves_of(source: object, theta: ArrayLike | None, trait: str) -> tuple[Res
         )
     call = FittedModel.of(source).items
     return response, None if call is None else call.names, at
-
-
-def _check_items(items: Sequence[int], number: int) -> None:
-    wrong = [item for item in items if not 0 <= item < number]
-    if wrong:
-        raise ValueError(f"Items are 0 to {number - 1}; got {wrong[0]}.")

@@ -40,6 +40,8 @@ class FittedResponse(OnDemand):
     """Function of values of the items and of traits of shape ``(n,)`` or ``(n, num_traits)``."""
     values: Mapping[str, Array] = field(repr=False)
     """Values of the sites of the items, with an axis of draws in front where there are draws."""
+    names: tuple[str, ...] = field(default=(), repr=False)
+    """Names of the items, where the fit knows them."""
 
     def __call__(self, theta: object) -> dist.Distribution:
         """Distribution of the answers: ``Categorical``, or ``Normal`` for real answers."""
@@ -114,7 +116,8 @@ def response_of(
     replay = Replay(fitted.model, fitted.args, fitted.kwargs, trait, people, order)
     one = values if draws is None else {name: value[0] for name, value in values.items()}
     num_items = replay.check(one)
-    return FittedResponse(num_items, num_traits, draws, replay, values)
+    names = () if fitted.items is None else tuple(map(str, fitted.items.names))
+    return FittedResponse(num_items, num_traits, draws, replay, values, names)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,11 @@ from numpyro_ext.psychometrics import (
     AdaptiveTest,
     item_fit,
     local_dependence,
+    marginal_reliability,
     person_fit,
+    response_of,
     simulate_tests,
+    test_information,
     test_retest,
 )
 
@@ -71,6 +74,25 @@ def test_simulated_tests_take_people_in_the_order_in_which_they_are_given(engine
     order = np.argsort(TABLE.index)
     straight = simulate_tests(engine, ANSWERS[order], RULES, num_items=2, items="point", show_progress=False)
     np.testing.assert_allclose(paths[0], straight["mean"].values)
+
+
+def test_a_response_of_a_fit_knows_the_names_of_its_items(engine):
+    response, traits = response_of(engine), engine.posterior["trait"].mean
+    expected = item_fit(response, traits, ANSWERS).infit
+    np.testing.assert_allclose(item_fit(response, traits, TABLE[ITEMS[::-1]]).infit, expected)
+    by_name = test_information(response, [0.3], items=["d", "b"])
+    np.testing.assert_allclose(by_name, test_information(response, [0.3], items=[3, 1]))
+    np.testing.assert_allclose(test_information(response, 0.3, items="d"), test_information(response, 0.3, items=3))
+    with pytest.raises(ValueError, match=r"The answers lack the items \['d'\] of the fit"):
+        item_fit(response, traits, TABLE.rename(columns={"d": "e"}))
+    with pytest.raises(ValueError, match="by its number, or by its name in the fit; got 'e'; names are a, b, c, d"):
+        test_information(response, 0.3, items=["e"])
+    with pytest.raises(ValueError, match="There is no item 4: items are 0 to 3"):
+        test_information(response, 0.3, items=[4])
+    with pytest.raises(ValueError, match=r"got (np\.)?True_?"):
+        marginal_reliability(response, items=np.array([True, False, True, True]))
+    test = AdaptiveTest(engine, items="point", answers=pd.Series({"d": 1, "a": 0}))
+    assert test.answers == {3: 1, 0: 0} == test.for_another_person(answers={3: 1, "a": 0}).answers
 
 
 def test_other_items_and_other_people_are_refused(engine):

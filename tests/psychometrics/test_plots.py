@@ -29,7 +29,7 @@ def test_curves_are_the_probabilities(source):
     lines = axes[0].get_lines()
     assert len(lines) == 3 * (1 + 2) and axes[0].get_title() == "item 1"
     np.testing.assert_allclose(lines[0].get_ydata(), 1 / (1 + np.exp(1.5 * theta)))  # cutpoint 0
-    with pytest.raises(ValueError, match="Items are 0 to 1; got 5"):
+    with pytest.raises(ValueError, match="There is no item 5: items are 0 to 1"):
         plot_curves(source, items=[5])
     matplotlib.pyplot.close("all")
 

@@ -1,4 +1,4 @@
-"""Precisions of maps: neighbours with edges of equal weight."""
+"""Precisions of maps: neighbours, with weights of their edges."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from ...design.scores.pointwise import Acquisition, expected_information_gain
 from ...infer.front.files.archive import read_archive, write_archive
 from ...structure.model.running.execution import check_key
+from ..curves import item_numbers
 from .administration import Administration, StepKeys, Stop, generator
 from .bank import Items, make_bank
 from .examinees import SITE, Examinees, make_beliefs
@@ -92,6 +93,7 @@ class AdaptiveTest:
         if rng_key is not None:
             check_key(rng_key, "AdaptiveTest(..., rng_key=jax.random.key(0))")
         self._key = jax.random.key(0) if rng_key is None else rng_key
+        known = {} if answers is None else dict(answers.items())  # a dictionary, or a column of pandas
         key_items, key_exposure, key_propose = jax.random.split(self._key, 3)
         self._steps = StepKeys(key_propose)
         self._bank = bank = make_bank(
@@ -103,16 +105,16 @@ class AdaptiveTest:
         self._barred = np.zeros((1, bank.num_items), bool)
         if self._administration.rates is not None:
             self._barred = self._administration.barred(1, generator(key_exposure))
-        longest = None if self._stop.num_items is None else self._stop.num_items + len(answers or {})
+        longest = None if self._stop.num_items is None else self._stop.num_items + len(known)
         self._people = Examinees(make_beliefs(bank, longest, self._stop.standard_error, num_nodes), 1)
         self._is_category = self._people.categories()
         self._history: list[tuple[int, int]] = []
-        if not answers and self.is_over:
+        if not known and self.is_over:
             raise ValueError(
                 f"The test is over before its first item, because {self.reason}: the prior standard deviation is no "
                 f"larger than stop['standard_error']={self._stop.standard_error:g}."
             )
-        for item, value in (answers or {}).items():
+        for item, value in known.items():
             self.answer(item, value)
 
     def __repr__(self) -> str:
@@ -209,7 +211,7 @@ class AdaptiveTest:
     def answer(self, item: object, value: object) -> None:
         """Take in the answer to an item, proposed or not.
 
-        :param item: number of the item.
+        :param item: number of the item, or its name in the fit.
         :param value: the answer: the number of its category, from zero.
         :raises ValueError: if there is no such item, it has an answer already, or none of its categories is ``value``.
         """
@@ -222,7 +224,7 @@ class AdaptiveTest:
     def take_back(self, item: object) -> None:
         """Forget the answer to an item; the density is then what it would be without it.
 
-        :param item: number of the item.
+        :param item: number of the item, or its name in the fit.
         :raises ValueError: if the item has no answer.
         """
         number = self._item(item)
@@ -232,12 +234,7 @@ class AdaptiveTest:
         self._people.restart([old for old, _ in self._history], [value for _, value in self._history])
 
     def _item(self, item: object) -> int:
-        number = np.asarray(item)
-        if number.ndim or number.dtype.kind not in "iuf" or number != np.floor(number):
-            raise ValueError(f"An item goes by its number, got {item!r}.")
-        if not 0 <= number < self._bank.num_items:
-            raise ValueError(f"There is no item {item!r}: the bank has items 0 to {self._bank.num_items - 1}.")
-        return int(number)
+        return int(item_numbers(self._bank.response, [item], self._bank.num_items)[0])
 
     def _value(self, item: object, value: object) -> int:
         told = np.asarray(value)
@@ -263,7 +260,7 @@ class AdaptiveTest:
             if self._administration.rates is not None:
                 test._barred = self._administration.barred(1, generator(key_exposure))
         test._people, test._history = Examinees(self._people.beliefs, 1), []
-        for item, value in (answers or {}).items():
+        for item, value in ({} if answers is None else answers).items():
             test.answer(item, value)
         return test
 
