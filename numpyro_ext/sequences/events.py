@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from ..display import Shown
 from ..infer.stochastic.chunks import batches_of_events, chunk_of, joined
 from ..linalg.saved_names import saved_as
+from ..structure.model.running.pandas_arguments import check_rows
 from .columns import codes_of_labels, ordered_times
 
 
@@ -72,8 +73,9 @@ class EventSequences(Shown):
         :param time: numbers or dates to order the events of each user by; without it they stay in the order of the
             rows. Events at the same time keep that order, which ``notes`` tells.
         :return: the sequences, with users and items in the order of their labels.
-        :raises ValueError: for missing labels or times, or columns of different lengths.
+        :raises ValueError: for missing labels or times, or columns of different lengths or orders of rows.
         """
+        check_rows([("users", users), ("items", items), ("time", time)])
         (user_labels, user), (item_labels, item) = codes_of_labels("users", users), codes_of_labels("items", items)
         if user.size != item.size:
             raise ValueError(f"from_events: {user.size} users but {item.size} items; each event has one of both.")

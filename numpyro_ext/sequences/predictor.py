@@ -103,7 +103,10 @@ class SequencePredictor:
         if items.size == 0:
             return np.zeros(0, np.int64)
         if items.ndim != 1 or not np.issubdtype(items.dtype, np.integer):
-            raise ValueError(f"{type(self).__name__}: a history is a list of indices of items.")
+            raise ValueError(
+                f"{type(self).__name__}: a history is a list of indices of items; numbers of labels are "
+                "np.searchsorted(log.item_labels, labels)."
+            )
         if not 0 <= items.min() <= items.max() < self.num_items:
             raise ValueError(f"{type(self).__name__}: items are 0 to {self.num_items - 1}.")
         return items.astype(np.int64)

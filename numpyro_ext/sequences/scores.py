@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..display import Shown, Table, number
+from ..infer.front.options import check_kind
 from .counts import occurrences_before
 from .events import EventSplit
 from .predictor import Predictor, SequencePredictor
@@ -217,7 +218,7 @@ def compare_sequences(
     :param split: of events.
     :param bool ranks: compute recall and reciprocal ranks as well, which takes far longer.
     :return: the table.
-    :raises TypeError: for something that does not predict.
+    :raises TypeError: for something that does not predict, or no split.
 
     **Example:**
 
@@ -229,6 +230,9 @@ def compare_sequences(
     >>> table["Bigram(eps=0.1)"].error < table["Uniform()"].error
     True
     """
+    check_kind("compare_sequences", split, EventSplit, "a split of events, log.split()")
+    if isinstance(predictors, SequencePredictor | str) or not isinstance(predictors, Iterable):
+        raise TypeError("compare_sequences takes a list of predictors, or a mapping from names to these.")
     if not isinstance(predictors, Mapping):
         named: dict[str, Any] = {}
         for predictor in predictors:
@@ -239,13 +243,13 @@ def compare_sequences(
         predictors = named
     scores = {}
     for name, predictor in predictors.items():
-        if isinstance(predictor, SequencePredictor) and not predictor.num_items:
-            predictor.fit(split.train, split.validation)
-        if not isinstance(predictor, Predictor):
+        if not isinstance(predictor, Predictor) or isinstance(predictor, type):
             raise TypeError(
                 f"compare_sequences: {name} does not predict; what predicts has log_predictive(split) and "
                 "next_log_probabilities(history, user)."
             )
+        if isinstance(predictor, SequencePredictor) and not predictor.num_items:
+            predictor.fit(split.train, split.validation)
         found = next_item_ranks(predictor, split) if ranks else None
         scores[name] = sequence_scores(predictor.log_predictive(split), split, found)
     return SequenceComparison(scores, dict(predictors))

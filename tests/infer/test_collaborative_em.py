@@ -446,6 +446,9 @@ def test_tables_are_read_by_the_names_of_their_columns():
     for given in (table, pd.DataFrame(table)):
         found, *_ = checked_pairs(given, None, 8)
         np.testing.assert_array_equal(found, checked_pairs((USER, FIRST, SECOND, won), None, 8)[0])
+    other = pd.Series(SECOND).sample(frac=1, random_state=0)
+    with pytest.raises(ValueError, match="loser have the same labels as those of user in another order"):
+        checked_pairs((pd.Series(USER), FIRST, other), None, 8)
 
 
 def test_bad_input_is_explained():

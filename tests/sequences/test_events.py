@@ -60,6 +60,13 @@ def test_labels_may_be_negative_numbers_and_counts_without_an_order_are_told():
         ),
         ([1, 2], [1, 2], pd.Series([pd.Timestamp("2026-01-01"), 1], dtype=object), "no order"),
         ([1, 2], [1, 2], [1.0], "time has the shape"),
+        (
+            pd.Series([1, 2]),
+            pd.Series([1, 2], index=[1, 0]),
+            None,
+            "items have the same labels as those of users",
+        ),
+        (pd.Series([1, 2]), [1, 2], pd.Series([1, 2], index=[1, 0]), "rows are taken by their places"),
     ],
 )
 def test_bad_columns_are_named(users, items, time, message):

@@ -101,6 +101,12 @@ def test_a_table_fits_what_is_not_fitted_and_pairs_users(split):
     assert "recall@10" in repr(table)
     with pytest.raises(TypeError, match="object does not predict"):
         compare_sequences([object()], split)
+    with pytest.raises(TypeError, match="type does not predict"):
+        compare_sequences([Uniform], split)
+    with pytest.raises(TypeError, match="takes a list of predictors"):
+        compare_sequences(Uniform(), split)
+    with pytest.raises(TypeError, match=r"log.split\(\); got an object of class EventSequences"):
+        compare_sequences([Uniform()], split.train)
 
 
 def test_values_that_are_no_log_probabilities_are_refused(split):

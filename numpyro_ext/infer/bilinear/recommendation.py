@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from ...potentials.families.binary import LogitPotential
 from ...potentials.families.gaussian import GaussianPotential
 from ...structure.bilinear.form import Bilinear
+from ...structure.model.running.pandas_arguments import check_rows
 from ..front.options import check_at_least, check_kind, check_one_of
 from .algorithms.cells import Block, oriented
 from .algorithms.quadratic.moments import Moments, own_moments, partner_moments
@@ -135,6 +136,7 @@ def ranking_quality(
     for length in lengths:
         check_at_least(1, k=length)
     ranking = _Ranking.of(engine, by)
+    check_rows([("test_rows", test_rows), ("test_cols", test_cols)])
     rows, cols = ranking.checked("test_rows", test_rows, 0), ranking.checked("test_cols", test_cols, 1)
     if rows.shape != cols.shape or not rows.size:
         raise ValueError(f"test_rows and test_cols must be of one length, and not empty: {rows.size}, {cols.size}.")

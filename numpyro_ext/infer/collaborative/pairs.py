@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from ...linalg.padding import cheapest_levels
 from ...linalg.saved_names import saved_as
+from ...structure.model.running.pandas_arguments import check_rows
 
 _MOST_SHAPES = 6
 _COST_OF_PAIR = 200  # of a pair in a step, where factorising the covariance of n items costs their cube
@@ -76,6 +77,7 @@ def checked_pairs(pairs: object, num_users: int | None, num_items: int) -> tuple
             f"{len(columns)} columns. A table of pairs has a row for each; columns by themselves go in a tuple."
         )
     names = ("user", "winner", "loser") if len(columns) == 3 else ("user", "first", "second", "won")
+    check_rows(zip(names, columns, strict=True))
     arrays = [np.asarray(column) for column in columns]
     if len({array.shape for array in arrays}) > 1 or arrays[0].ndim != 1:
         raise ValueError(f"{', '.join(names)} must be vectors of one length; got {[a.shape for a in arrays]}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import jax
@@ -44,28 +44,28 @@ def with_arrays(call: ModelCall, *, most_axes: int = 2) -> ModelCall | None:
     return call._replace(args=args, kwargs=kwargs)
 
 
-def check_rows(call: ModelCall) -> None:
-    """Refuse columns and tables whose rows have the same labels in another order, as models take rows by their places.
+def check_rows(arguments: Iterable[tuple[str, object]]) -> None:
+    """Refuse columns and tables whose rows have the same labels in another order, where rows are taken by their places.
 
+    :param arguments: names in the message, and values, of pandas or not.
     :raises ModelStructureError: naming the two arguments.
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path((call.args, call.kwargs))
     seen: list[tuple[str, Any]] = []
-    for path, value in leaves:
+    for argument, value in arguments:
         labels = getattr(value, "index", None) if is_pandas(value) else None
         if labels is None or not labels.is_unique:
             continue
         for name, others in seen:
             if len(labels) == len(others) and not labels.equals(others) and labels.isin(others).all():
                 raise ModelStructureError(
-                    f"the rows of argument {_name(call, path)} have the same labels as those of {name} in another "
-                    f"order, such as {list(labels[:3])} and {list(others[:3])}, and the model takes rows by their "
-                    f"places: give {_name(call, path)} in the order of the other, .loc[its index], or .to_numpy() of "
-                    "both if they are in one order already.",
+                    f"the rows of argument {argument} have the same labels as those of {name} in another order, such "
+                    f"as {list(labels[:3])} and {list(others[:3])}, and rows are taken by their places: give "
+                    f"{argument} in the order of the other, .loc[its index], or .to_numpy() of both if they are in one "
+                    "order already.",
                     reason=Reason.DATA,
                 )
         if not any(labels.equals(others) for _, others in seen):
-            seen.append((_name(call, path), labels))
+            seen.append((argument, labels))
 
 
 def run_or_with_arrays(call: ModelCall, run: Callable[[ModelCall], _Result]) -> tuple[ModelCall, _Result]:
@@ -80,7 +80,8 @@ def run_or_with_arrays(call: ModelCall, run: Callable[[ModelCall], _Result]) -> 
     :raises Exception: that of the call with arrays, unless this fails for want of a table: then that of the call as it
         is, or with arrays in the place of its columns.
     """
-    check_rows(call)
+    leaves, _ = jax.tree_util.tree_flatten_with_path((call.args, call.kwargs))
+    check_rows((_name(call, path), value) for path, value in leaves)
     try:
         return call, run(call)
     except _FAILURES as error:
