@@ -52,6 +52,9 @@ class Climb(NamedTuple):
     differences: Callable[[SearchState], np.ndarray] | None = None
     """Second derivatives of the objective near the best point of a search, by an evaluation for each coordinate, for a
     metric soon after the start."""
+    information: Callable[[SearchState], np.ndarray] | None = None
+    """About minus the second derivatives of the objective at the best point of a search, at the cost of an evaluation
+    or two: a metric from the first step on."""
     num_first: int = 1
     """Evaluations of the first chunk of a search: one, to have something soon, where they take time."""
     most_escapes: int = 5
@@ -101,15 +104,15 @@ class Searches:
             self.traces.append(trace)
             self.progress(int(search.num_iterations) - before)
             if self._is_metric_due(search):
-                is_rough = int(search.num_evaluations) <= _EVALUATIONS_OF_METRICS[-1]
-                search = self.current = with_metric(search, without_leaps(*self._second_derivatives(search, is_rough)))
+                search = self.current = with_metric(search, self._metric(search))
             if self.climb.differences is not None and not is_first and self._is_unmeasured(search):
                 curved = self.climb.differences(search)
                 self.num_evaluations += len(curved)
                 search = self.current = with_metric(search, curved)
             is_first = False
-            if self.climb.probe_locally is not None and search.metric is not None and is_due(search):
-                measured = self.climb.probe_locally(search, np.asarray(True))
+            probe_locally = self.climb.probe_locally if self.climb.information is None else None
+            if probe_locally is not None and search.metric is not None and is_due(search):
+                measured = probe_locally(search, np.asarray(True))
                 search = self.current = with_metric(search, hessian(measured, tol=self.climb.tol))
         self.moved |= np.asarray(search.moved)
         return search
@@ -120,18 +123,26 @@ class Searches:
             return self.climb.num_first
         if self.climb.differences is not None and self._is_unmeasured(search):
             return max(1, _EVALUATIONS_BEFORE_DIFFERENCES - int(search.num_evaluations))
-        is_early = (
-            self.climb.second_derivatives is not None and int(search.num_evaluations) < _EVALUATIONS_OF_METRICS[-1]
-        )
+        has_metrics = self.climb.second_derivatives is not None or self.climb.information is not None
+        is_early = has_metrics and int(search.num_evaluations) < _EVALUATIONS_OF_METRICS[-1]
         return _EVALUATIONS_OF_METRICS[0] if is_early else EVALUATIONS_PER_CHUNK
 
     def _is_unmeasured(self, search: SearchState) -> bool:
         return bool(search.is_searching) and int(search.num_iterations) > 0 and not np.any(search.metric)
 
     def _is_metric_due(self, search: SearchState) -> bool:
-        if self.climb.second_derivatives is None or not bool(search.is_searching):
+        if not bool(search.is_searching) or int(search.num_iterations) == 0:
             return False
-        return int(search.num_iterations) > 0
+        if self.climb.information is None:
+            return self.climb.second_derivatives is not None
+        # What the steps have told of it is worth keeping, once the metric is that of the maximum.
+        return int(search.num_evaluations) <= _EVALUATIONS_OF_METRICS[-1] or is_due(search)
+
+    def _metric(self, search: SearchState) -> np.ndarray:
+        if self.climb.information is not None:
+            return -self.climb.information(search)
+        is_rough = int(search.num_evaluations) <= _EVALUATIONS_OF_METRICS[-1]
+        return without_leaps(*self._second_derivatives(search, is_rough))
 
     def _with_digits(self, search: SearchState, limit: int) -> SearchState:
         """A search that has ended with few digits of the field goes on with all of them, if it has steps left."""

@@ -117,6 +117,8 @@ class Algorithm(ABC):
         """Gaussian approximation of the unknowns."""
 
     # Further knowledge, which an algorithm may have
+    sums_over_blocks: ClassVar[bool] = False
+    """True if its log evidence is a sum over independent blocks, which is known by their scores."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -246,8 +248,6 @@ class Algorithm(ABC):
     def held_posterior(self, form: LatentGaussian, state: PyTree, held: Any) -> Any:
         """:meth:`posterior` at the end of a fit, with what that holds."""
         return self.posterior(form, state)
-
-    # All of them
 
     def fit(self, form: LatentGaussian, state: Any = None, *, num_steps: int, tol: float) -> tuple[Any, FitInfo, Array]:
         """Fit the field of a form: the state, how the fit ended, and the log evidence there.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from jax import Array
 
@@ -38,6 +39,8 @@ class ExpectationPropagation(Algorithm):
     adapt_damping: bool = True
     power: float = 1.0
     schedule: Schedule = "parallel"
+
+    sums_over_blocks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.damping < 1.0:
@@ -135,6 +138,8 @@ class Laplace(Algorithm):
     >>> Laplace() == Laplace()
     True
     """
+
+    sums_over_blocks: ClassVar[bool] = True
 
     @property
     def is_exact_for_gaussian(self) -> bool:

@@ -157,6 +157,7 @@ def _learn(
         second_derivatives=(
             partial(programs.second_derivatives, data, fixed) if programs.has_second_derivatives else None
         ),
+        information=partial(programs.information, data, fixed) if programs.has_block_scores else None,
         differences=partial(programs.differences, data, fixed) if programs.measures_metric else None,
         num_first=EVALUATIONS_PER_CHUNK if programs.is_small and not programs.has_second_derivatives else 1,
     )

@@ -24,6 +24,7 @@ from ...hyper.stacked import at_each
 from ...hyper.visits import Visits, search_and_visit
 from ..algorithms.algorithm import Algorithm
 from .apart_programs import ApartPrograms
+from .block_scores import block_scores, has_block_scores, information
 from .costs import FIT_COSTS, FitCosts, adds_much, is_small
 from .objective import Objective
 from .point_fit import PointFit
@@ -32,6 +33,8 @@ _MOST_QUICK_SCORES = 15_000
 """Blocks times hyperparameters, up to which second derivatives take less time than their optimisation."""
 _LEAST_HYPER = 8
 """Hyperparameters from which probes by the model take longer than to compile others."""
+_LEAST_SCORED = 20
+"""Hyperparameters from which scores of blocks are a metric; steps of a search tell enough of fewer."""
 MOST_CURVED, _MOST_LOCAL = 50, 500
 """Numbers of ``param`` sites, which have no density, up to which the curvature of their evidence is computed: by two
 fits of the field for each, and by local factors."""
@@ -77,6 +80,8 @@ class FittingPrograms(Objective):
         # One hyperparameter has no metric but its own step.
         self.measures_metric = self._marginals_fn is not None and 2 <= space.size < _LEAST_HYPER
         self.measures_metric &= not self.has_second_derivatives
+        self.has_block_scores = algorithm.sums_over_blocks and space.size >= _LEAST_SCORED
+        self.has_block_scores &= has_block_scores(form, space.size)
         self.measures_metric &= reading.abstract_form.num_rows >= costs.least_measured_rows
         self.has_curvature = self.probes_locally or self.has_second_derivatives or num_params <= MOST_CURVED
 
@@ -97,6 +102,7 @@ class FittingPrograms(Objective):
         note = partial(quick_jit, is_small=is_quick or has_long_sweeps)
         self._note = note(self._point_fit, static_argnames="marginals_fn")
         self.probe_locally = compile_(self._probe_locally)
+        self._scores = compile_(self._scores_at)
         num_scores = form.blocks.rows.shape[0] * space.size
         self.second_derivatives: Callable[..., tuple[Array, Array]] = quick_jit(
             self._second_derivatives, is_small=self.is_small and num_scores <= _MOST_QUICK_SCORES
@@ -129,6 +135,17 @@ class FittingPrograms(Objective):
         )
         matrix = (np.asarray(found.gradient)[: values.size] - np.asarray(best.gradient)) / _STEP_OF_METRIC
         return 0.5 * (matrix + matrix.T)
+
+    @without_collection()
+    def information(self, data: object, fixed: dict[str, Array], search: SearchState) -> np.ndarray:
+        """About minus the second derivatives of the objective at the best point of a search, from the scores of
+        independent blocks."""
+        scores, prior = self._scores(data, fixed, search)
+        return information(np.asarray(scores)) - np.asarray(prior)
+
+    def _scores_at(self, data: object, fixed: dict[str, Array], search: SearchState) -> tuple[Array, Array]:
+        scores = block_scores(self.algorithm, self.form_at(data, fixed), search.values, search.best.state)
+        return scores, jax.hessian(lambda values: self.log_prior(data, fixed, values))(search.values)
 
     def _objective(self, data: object, fixed: dict[str, Array]) -> Callable[..., Evaluation]:
         """The objective with fields of the run's own tolerance, or of another one."""
@@ -299,7 +316,7 @@ class FittingPrograms(Objective):
         if key not in self._shapes:
             self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
         shapes = self._shapes[key]
-        has_metric = self.probes_locally or self.has_second_derivatives or self.measures_metric
+        has_metric = self.has_block_scores or self.probes_locally or self.has_second_derivatives or self.measures_metric
         has_probes = self.has_curvature and not self.has_second_derivatives
         has = {"has_metric": has_metric, "has_curvature": has_probes, "may_be_coarse": True}
         start = hyper_search.init_search(shapes, values, state, **has)
