@@ -162,18 +162,13 @@ class Algorithm(ABC):
 
     def numbers_in_evaluation(self, form: LatentGaussian) -> int | None:
         """Numbers that one evaluation of the log evidence passes over, if it does little else; ``None`` where it solves
-        for a field.
-
-        :param LatentGaussian form: of shapes alone.
-        """
+        for a field. The form has shapes alone."""
         return None
 
     def has_long_sweeps(self, form: LatentGaussian) -> bool:
         """True if what a fit does in each sweep is so long to compile that it has a program of its own, where that is
-        optimised and the rest is not: gradients and marginals are then made by little work, once for each fit.
-
-        :param LatentGaussian form: of shapes alone.
-        """
+        optimised and the rest is not: gradients and marginals are then made by little work, once for each fit. The form
+        has shapes alone."""
         return False
 
     def in_brief(self, form: LatentGaussian) -> LatentGaussian | None:
@@ -203,6 +198,10 @@ class Algorithm(ABC):
         held = self.solve_and_hold(form, state, num_steps=1, tol=1.0)[2]
         complete, slopes = self.complete_derivatives(form_fn, values, state, held)
         return complete, self.missing_derivatives(form, state, held, slopes, is_rough=is_rough)
+
+    def block_curvature(self, form_fn: Any, values: Array, state: PyTree) -> tuple[Array, Array] | None:
+        """The two arrays of :meth:`second_derivatives` for small independent blocks, if the algorithm knows them."""
+        return None
 
     def complete_derivatives(
         self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: PyTree, held: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from .fit_info import FitInfo
 from .modes import laplace
 from .modes.mode_derivative import HeldPosterior
 from .posterior import GaussianPosterior
-from .propagation import expectation_propagation, local_factors
+from .propagation import block_curvature, expectation_propagation, local_factors
 from .propagation.expectation_propagation import Schedule
 
 _Sites = tuple[Array, Array]
@@ -123,6 +123,14 @@ class ExpectationPropagation(Algorithm):
 
     def localised(self, form: LatentGaussian, state: expectation_propagation.State) -> NearForms | None:
         return local_factors.localised(form, state, power=self.power)
+
+    def block_curvature(
+        self, form_fn: Callable[[Array], LatentGaussian], values: Array, state: expectation_propagation.State
+    ) -> tuple[Array, Array] | None:
+        is_own = _holds(self, ExpectationPropagation) and self.power == 1.0
+        if not is_own or not block_curvature.has_block_curvature(form_fn(values), values.size):
+            return None
+        return block_curvature.block_curvature(form_fn, values, state)
 
     def update(self, form: LatentGaussian, precision: Array, shift: Array) -> _Sites:
         return expectation_propagation.update(form, precision, shift, power=self.power)

@@ -51,5 +51,15 @@ def with_local_probes(
     probes = jax.lax.map(
         lambda step: evaluate(state.values + step, state.best.state).gradient, steps.reshape(-1, len(axes))
     )
-    num_probes = jnp.asarray(len(probes), state.num_probes.dtype)
+    return _with_probes(state, probes)
+
+
+def with_probes_of(second_derivatives: Array, state: SearchState, *, hyper_tol: float) -> SearchState:
+    """The state with the probes of a quadratic function, for who takes differences of them."""
+    rows = difference_step(state.values.dtype, hyper_tol) * second_derivatives
+    return _with_probes(state, jnp.stack([rows, -rows], axis=1))
+
+
+def _with_probes(state: SearchState, probes: Array) -> SearchState:
+    num_probes = jnp.asarray(2 * state.values.size, state.num_probes.dtype)
     return state._replace(probes=probes.reshape(state.probes.shape), num_probes=num_probes)

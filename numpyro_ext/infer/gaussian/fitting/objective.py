@@ -16,7 +16,7 @@ from ...hyper.evaluation import Evaluation, evaluation_and_held_fn, evaluation_f
 from ...hyper.search import SearchState
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
-from .local_probes import with_local_probes
+from .local_probes import with_local_probes, with_probes_of
 
 
 class Objective:
@@ -115,8 +115,12 @@ class Objective:
     def _probe_locally(
         self, data: object, fixed: dict[str, Array], state: SearchState, is_held: bool | Array = False
     ) -> SearchState:
-        """The probes of the curvature at the best point of a search, if they cost little; see
-        :func:`~.local_probes.with_local_probes`."""
+        """The probes of the curvature at the best point of a search, if they cost little: those of known second
+        derivatives, or of local factors, see :func:`~.local_probes.with_local_probes`."""
+        exact = self.algorithm.block_curvature(self.form_at(data, fixed), state.values, state.best.state)
+        if exact is not None:
+            of_prior = jax.hessian(lambda values: self.log_prior(data, fixed, values))(state.values)
+            return with_probes_of(exact[0] + exact[1] + of_prior, state, hyper_tol=self._hyper_tol)
         # To a small part of the gradients' own tolerance, which is what the step of the differences reckons with.
         tol = max(self.tol, 1e-2 * self._hyper_tol)
         return with_local_probes(

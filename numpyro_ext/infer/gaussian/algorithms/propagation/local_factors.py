@@ -86,10 +86,7 @@ def localised(
     :return: a function from a form of the same structure to one with quadratic factors; ``None`` where a factor has
         parameters of too many numbers, or several predictors.
     """
-    if has_vector_factors(form.potentials):
-        return None
-    sizes = [mask.shape[0] for mask in form.observed]
-    if any(2 + len(_components(p, n)) > _MOST_COORDINATES for p, n in zip(form.potentials, sizes, strict=True)):
+    if not has_few_coordinates(form):
         return None
     at = cavities(form, state.marginals, state.site_precision, state.site_shift, power)
     means, variances = map(form.split_rows, at)
@@ -102,9 +99,25 @@ def localised(
     return near
 
 
+def has_few_coordinates(form: LatentGaussian) -> bool:
+    """True if all factors have one predictor and so few parameters that derivatives by all of them are made."""
+    if has_vector_factors(form.potentials):
+        return False
+    sizes = [mask.shape[0] for mask in form.observed]
+    parts = zip(form.potentials, sizes, strict=True)
+    return all(2 + len(components(potential, size)) <= _MOST_COORDINATES for potential, size in parts)
+
+
 def _expand(factors: Potential, mean: Array, variance: Array, power: float) -> Callable[[Potential], LocalFactors]:
+    found = log_z_derivatives(factors, mean, variance, power)
+    return partial(_near, factors, jnp.stack([mean, variance]), *found)
+
+
+def log_z_derivatives(factors: Potential, mean: Array, variance: Array, power: float) -> tuple[Array, Array, Array]:
+    """Log partition functions of factors, shape ``(n,)``, with first and second derivatives, ``(k, n)`` and
+    ``(k, k, n)``, by mean and variance of the cavity and by :func:`components`."""
     num_rows = mean.shape[0]
-    num_coordinates = 2 + len(_components(factors, num_rows))
+    num_coordinates = 2 + len(components(factors, num_rows))
 
     def log_z(move: Array) -> Array:
         # All rows move alike, and no row depends on the move of another: a derivative has those of all of them.
@@ -127,8 +140,7 @@ def _expand(factors: Potential, mean: Array, variance: Array, power: float) -> C
     firsts, seconds = jax.lax.map(along, (jnp.asarray(axes[i]), jnp.asarray(axes[j])))
     place = np.zeros((num_coordinates, num_coordinates), int)
     place[i, j] = place[j, i] = np.arange(len(i))
-    slope, curvature = firsts[place[:, -1]], seconds[place]
-    return partial(_near, factors, jnp.stack([mean, variance]), log_z(origin), slope, curvature)
+    return log_z(origin), firsts[place[:, -1]], seconds[place]
 
 
 def _near(
@@ -136,7 +148,7 @@ def _near(
 ) -> LocalFactors:
     """Local factors at other parameters, from the derivatives of the log partition functions in all coordinates: mean
     and variance of the cavity, and the numbers that a factor's parameters are made of, on the first axis."""
-    old, new = (_components(factors, len(log_z)) for factors in (reference, current))
+    old, new = (components(factors, len(log_z)) for factors in (reference, current))
     move = [jnp.broadcast_to(x - y, log_z.shape) for x, y in zip(new, old, strict=True)]
     turn = [_dot(row[2:], move, jnp.zeros_like(log_z)) for row in curvature]
     log_z = log_z + _dot(slope[2:], move) + 0.5 * _dot(turn[2:], move)
@@ -148,7 +160,7 @@ def _dot(first: Any, second: Any, start: Any = 0.0) -> Any:
     return sum((x * y for x, y in zip(first, second, strict=True)), start=start)
 
 
-def _components(factors: Potential, num_rows: int) -> list[Array]:
+def components(factors: Potential, num_rows: int) -> list[Array]:
     """The numbers in the parameters of each factor, as arrays that broadcast against the rows."""
     return [part for leaf in jax.tree.leaves(factors) if _may_move(leaf) for part in _split(leaf, num_rows)]
 
