@@ -2,8 +2,9 @@
 
 Parts that ``--only`` may name are ``scored`` (10^5 new people at items that are known), ``fitted`` (10^6 people by
 40 items, answers a byte each), ``regressed`` (the same with three covariates of each person), ``records`` (the same
-answers in a table and one below the other) and ``draws`` (NUTS over 100 parameters of items, with people integrated
-out, and over all unknowns). Seconds are those of the processor.
+answers in a table and one below the other), ``traits`` (five correlated traits by EP and Laplace's method, beside the
+evidence by importance sampling) and ``draws`` (NUTS over 100 parameters of items, with people integrated out, and over
+all unknowns). Seconds are those of the processor.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import numpyro.distributions as dist
 from jax import random
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import init_to_value
+from scipy.special import expit, logsumexp
+from scipy.stats import multivariate_t
 
-from numpyro_ext.infer import AdaptiveQuadrature, marginalize
+from numpyro_ext.infer import EP, AdaptiveQuadrature, LaplaceApproximation, marginalize
 from numpyro_ext.models import item_response, item_response_records
 
 from ..harness import CompiledNuts, Study, cpu_seconds, peak_bytes, table
@@ -104,6 +107,70 @@ def records(draw: int, num_people: int = 1000, num_items: int = 20) -> dict[str,
     return found
 
 
+def _graded_answers(num_people: int, num_items: int, num_traits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Answers 0 to 4 to graded items of a trait each, whose correlations are 0.3, and their pattern."""
+    rng, of_items = np.random.default_rng(0), np.repeat(np.arange(num_traits), num_items // num_traits)
+    covariance = 0.3 + 0.7 * np.eye(num_traits)
+    trait = rng.multivariate_normal(np.zeros(num_traits), covariance, size=num_people)
+    slope = np.exp(0.3 * rng.normal(size=num_items))
+    cuts = np.linspace(-2.0, 2.0, 4) + 0.4 * rng.normal(size=(num_items, 1)) + 0.1 * rng.normal(size=(num_items, 4))
+    above = expit((slope * trait[:, of_items])[..., None] - cuts)
+    answers = (rng.random((num_people, num_items, 1)) < above).sum(-1)
+    return answers, np.eye(num_traits, dtype=int)[of_items]
+
+
+def _sampled_evidence(answers: np.ndarray, loadings: np.ndarray, cuts: np.ndarray, factor: np.ndarray) -> list[float]:
+    """Log evidence by importance sampling and its standard error: draws of Student's t about the mode of each person,
+    by arithmetic that the engines have no part in."""
+    ends = np.pad(cuts, ((0, 0), (1, 1)), constant_values=((0, 0), (-np.inf, np.inf)))
+    items, inverse = np.arange(len(cuts)), np.linalg.inv(factor @ factor.T)
+    total, variance = 0.0, 0.0
+    for number, own in enumerate(answers):
+        lower, upper = ends[items, own], ends[items, own + 1]
+        mode = np.zeros(len(factor))
+        for _ in range(20):
+            above, under = expit(loadings @ mode - lower), expit(loadings @ mode - upper)
+            slope = loadings.T @ (1.0 - above - under) - inverse @ mode
+            weight = above * (1.0 - above) + under * (1.0 - under)
+            precision = inverse + (loadings.T * weight) @ loadings
+            mode = mode + np.linalg.solve(precision, slope)
+        proposal = multivariate_t(mode, np.linalg.inv(precision), df=10, seed=number)
+        draws = proposal.rvs(size=1000)
+        eta = draws @ loadings.T
+        log_density = np.log(expit(eta - lower) - expit(eta - upper)).sum(1)
+        white = np.linalg.solve(factor, draws.T)
+        log_density -= 0.5 * np.sum(white**2, 0) + np.log(np.diag(factor)).sum() + 0.5 * len(mode) * np.log(2 * np.pi)
+        weights = log_density - proposal.logpdf(draws)
+        total += logsumexp(weights) - np.log(len(weights))
+        shares = np.exp(weights - logsumexp(weights))
+        variance += np.sum(shares**2) - 1.0 / len(shares)
+    return [total, float(np.sqrt(variance))]
+
+
+def traits(draw: int, num_people: int = 1500, num_items: int = 50, num_traits: int = 5) -> dict[str, Any]:
+    """First and next fit of correlated traits by EP and Laplace's method, and the evidence at the items that EP found
+    by importance sampling."""
+    answers, pattern = _graded_answers(num_people, num_items, num_traits)
+    given = {"family": "graded", "pattern": pattern, "correlated": True, "num_categories": 5}
+    found: dict[str, Any] = {"cells": answers.size}
+    for kind in (LaplaceApproximation, EP):
+        engine, seconds = kind(item_response, progress_bar=False), []
+        for _ in range(2):
+            seconds.append(cpu_seconds(partial(engine.run, random.key(0), answers, **given))[1])
+        learned = engine.diagnostics.hyper
+        found[kind.__name__] = {
+            "first": seconds[0], "next": seconds[1], "evaluations": learned.num_evaluations,
+            "converged": bool(engine.diagnostics.converged), "gradient": learned.max_gradient,
+            "evidence": float(engine.log_evidence),
+        }  # fmt: skip
+    names = ("free_discrimination", "cutpoints", "trait_cholesky")
+    slope, cuts, factor = (np.asarray(engine.hyper[name].value) for name in names)
+    errors = [np.asarray(engine.hyper[name].standard_error) for name in names]
+    found["has errors"] = all(bool(np.all(np.isfinite(error))) for error in errors)
+    found["sampled"] = _sampled_evidence(answers, pattern * slope[:, None], cuts, factor)
+    return found
+
+
 def two_parameter_logistic(response: Any = None, *, num_people: int, num_items: int) -> None:
     """Items with priors, as a person writes them."""
     with numpyro.plate("items", num_items):
@@ -165,6 +232,18 @@ def _page(found: dict[str, list[Any]]) -> list[str]:
             f"{one['records']['seconds']:.2f} s, of a table {one['table']['seconds']:.2f}; evidence {gap:.0e} off"
         )
         rows.append(("records of 1,000 people, 20 items, next fit", "as a table", measured))
+    if fits := found.get("traits"):
+        one = fits[0]
+        words = []
+        for name in ("EP", "LaplaceApproximation"):
+            each = one[name]
+            seconds = f"{name} {each['next']:.1f} s (first {each['first']:.1f})"
+            end = f"converged: {each['converged']}, largest derivative {each['gradient']:.0e}"
+            words.append(f"{seconds}, {each['evaluations']} evaluations, {end}, log evidence {each['evidence']:.2f}")
+        sampled = "at the items of EP, by importance sampling {:.2f} ± {:.2f}".format(*one["sampled"])
+        errors = f"EP has standard errors: {one['has errors']}"
+        what = "five correlated traits, graded 1,500 x 50, EP / Laplace next"
+        rows.append((what, "at most 60 / 10", "; ".join([*words, sampled, errors])))
     if chains := found.get("draws"):
         one = chains[0]
         rates = {name: one[name]["rate"] for name in ("marginal", "plain")}
@@ -178,7 +257,10 @@ def _page(found: dict[str, list[Any]]) -> list[str]:
 def main() -> None:
     """Measure, each part in a process of its own, and write the rows of all parts that have run."""
     numpyro.enable_x64()
-    experiments = {"scored": scored, "fitted": fitted, "regressed": regressed, "records": records, "draws": draws}
+    experiments = {
+        "scored": scored, "fitted": fitted, "regressed": regressed, "records": records, "traits": traits,
+        "draws": draws,
+    }  # fmt: skip
     study = Study(__doc__, experiments, draws=dict.fromkeys(experiments, 1), environment={})
     study.write("many-people", _page(study.run()))
 

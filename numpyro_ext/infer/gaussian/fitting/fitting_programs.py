@@ -102,7 +102,7 @@ class FittingPrograms(Objective):
         note = partial(quick_jit, is_small=is_quick or has_long_sweeps)
         self._note = note(self._point_fit, static_argnames="marginals_fn")
         self.probe_locally = compile_(self._probe_locally)
-        self._scores = compile_(self._scores_at)
+        self._scores = once(self._scores_at)
         num_scores = form.blocks.rows.shape[0] * space.size
         self.second_derivatives: Callable[..., tuple[Array, Array]] = quick_jit(
             self._second_derivatives, is_small=self.is_small and num_scores <= _MOST_QUICK_SCORES
