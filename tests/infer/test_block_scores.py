@@ -4,6 +4,7 @@ import warnings
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -11,8 +12,13 @@ import pytest
 from scipy.special import expit
 
 from numpyro_ext.infer import EP, AdaptiveQuadrature, LaplaceApproximation
-from numpyro_ext.infer.gaussian.fitting.block_scores import information
+from numpyro_ext.infer.gaussian.fitting.block_scores import has_block_scores, information
+from numpyro_ext.linalg.gaussian.design import SparseRows
+from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 from numpyro_ext.models import item_response
+from numpyro_ext.potentials import CumulativeLogitPotential, ElementwisePotential, Potential, ProbitPotential
+from numpyro_ext.potentials.base import potential
+from numpyro_ext.structure.latent_gaussian import Blocks, LatentGaussian
 
 KEY = jax.random.key(0)
 
@@ -76,7 +82,7 @@ def shared_numbers(count, group):
     with numpyro.plate("groups", 40):
         effect = numpyro.sample("effect", dist.Normal(0.0, scale))
     rate = 1.0 + effect[group] + shift[np.arange(group.size) % 19]
-    numpyro.sample("count", dist.NegativeBinomial2(jax.numpy.exp(rate), dispersion), obs=count)
+    numpyro.sample("count", dist.NegativeBinomial2(jnp.exp(rate), dispersion), obs=count)
 
 
 @pytest.mark.thorough
@@ -93,6 +99,36 @@ def test_blocks_have_their_part_of_numbers_that_all_share():
     of_prior = np.asarray(jax.grad(lambda x: programs.log_prior(reading.data, space.fixed, x))(search.values))
     total = np.asarray(search.best.gradient)
     np.testing.assert_allclose(found.sum(0), total - of_prior, atol=1e-6 * np.abs(total).max())
+
+
+@potential
+class Levels(Potential):
+    """Normal factors about levels of a table that all look up."""
+
+    table: jax.Array
+    index: jax.Array
+
+    def log_density(self, eta):
+        return -0.5 * jnp.square(eta - self.table[self.index])
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        (Levels(jnp.arange(3.0), jnp.arange(80) % 3), False),
+        (ProbitPotential(jnp.ones(80)), True),
+        (CumulativeLogitPotential(jnp.arange(80) % 3, jnp.array([-1.0, 1.0])), True),
+        (ElementwisePotential(lambda eta, y: -jnp.square(eta - y), (jnp.zeros(80),)), False),
+    ],
+)
+def test_factors_that_look_up_a_table_have_no_scores_of_blocks(factors, expected):
+    rows = jnp.arange(80)
+    form = LatentGaussian(
+        (DiagonalPrior(jnp.ones(40)),), SparseRows((rows % 40)[:, None], jnp.ones((80, 1)), 40), jnp.zeros(80),
+        (factors,), (jnp.ones(80, bool),), jnp.zeros(()), Blocks(rows.reshape(2, 40).T, jnp.arange(40)[:, None]),
+    )  # fmt: skip
+    assert has_block_scores(form, 20) == expected
+    assert not has_block_scores(form, 41)  # more hyperparameters than blocks
 
 
 def test_information_shrinks_correlations_that_chance_explains():

@@ -21,10 +21,20 @@ from ....compilation.pytree import PyTree
 from ....linalg.gaussian.design import DenseDesign, SparseRows
 from ....linalg.gaussian.prior import CovariancePrior, PrecisionPrior
 from ....potentials.base import Potential
+from ....potentials.families.ordinal import (
+    AdjacentCategoryPotential,
+    ContinuationRatioPotential,
+    CumulativeLogitPotential,
+    CumulativeProbitPotential,
+)
 from ....potentials.vector_rows import has_vector_factors
 from ....structure.latent_gaussian import LatentGaussian
 from ..algorithms.algorithm import Algorithm
 
+_ON_LAST_AXIS = (
+    AdjacentCategoryPotential, ContinuationRatioPotential, CumulativeLogitPotential, CumulativeProbitPotential
+)  # fmt: skip
+"""Families whose arrays of several numbers, which all factors may share, have these on the last axis."""
 _MOST_SCORES = 10_000_000
 """Blocks times hyperparameters, whose scores are held at once."""
 
@@ -38,7 +48,7 @@ def has_block_scores(form: LatentGaussian, num_hyper: int) -> bool:
     number = form.blocks.rows.shape[0]
     is_plain = form.border is None and form.touched is None and form.layout is None and form.kinds is None
     is_plain &= isinstance(form.design, SparseRows | DenseDesign) and not has_vector_factors(form.potentials)
-    is_plain &= not any(potential.has_fixed_shape for potential in form.potentials)
+    is_plain &= all(map(_may_have_own_numbers, form.potentials, form.observed))
     return is_plain and number >= num_hyper and number * num_hyper <= _MOST_SCORES
 
 
@@ -105,6 +115,15 @@ def _with_own_numbers(form: LatentGaussian) -> LatentGaussian:
     sizes = [mask.shape[0] for mask in form.observed]
     factors = tuple(_of_rows(potential, size) for potential, size in zip(form.potentials, sizes, strict=True))
     return form._replace(prior=prior, potentials=factors)
+
+
+def _may_have_own_numbers(factors: Potential, observed: Any) -> bool:
+    """True if arrays of the factors may have an axis of rows in front: numbers, and thresholds or scores of categories.
+    A table that rows look up may not."""
+    if factors.has_fixed_shape:
+        return False
+    shared = [np.shape(leaf) for leaf in jax.tree.leaves(factors) if np.shape(leaf)[:1] != observed.shape]
+    return isinstance(factors, _ON_LAST_AXIS) or not any(shared)
 
 
 def _apart(block: Any) -> Any:
