@@ -130,7 +130,7 @@ class _Rows(NamedTuple):
 
     held: _Numbers
     mean: Array
-    """Of the whitened unknowns, shape ``(n, b, 1)``."""
+    """Means of the whitened unknowns, shape ``(n, b, 1)``."""
     covariance: Array
     """Shape ``(n, n, b, 1)``."""
     precision: Array
