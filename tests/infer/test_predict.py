@@ -266,6 +266,9 @@ def test_draws_have_the_moments_of_the_posterior_and_observations_their_noise(gr
     assert {name: value.shape[1:] for name, value in draws.items()} == {
         "corr": (2, 2), "scale": (2,), "mean": (2,), "z": (4, 2), "b": (4, 2), "line": (M,), "y": (M,),
     }  # fmt: skip
+    assert found["y"] is draws["y"] and list(found) == list(draws) and "y" in found and "no site" not in found
+    with pytest.raises(KeyError, match="Draws are of the sites corr"):
+        found["no site"]
     for name in set(found.posterior) - set(groups.hyper):
         assert_close_means(draws[name], found.posterior[name].mean)
         assert_close_deviations(draws[name], found.posterior[name].sd)

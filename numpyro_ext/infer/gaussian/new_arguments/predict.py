@@ -38,8 +38,10 @@ from .outcome_probabilities import probabilities_by_predictors, probabilities_of
 from .sites_of_calls import NewCall
 
 
-class Prediction(Shown):
+class Prediction(Shown, Mapping[str, Array]):
     """The posterior of a fit at new arguments of its model: marginals without sampling error, and draws.
+
+    It is a mapping from sites to draws, as the dictionary that NumPyro's ``Predictive`` returns.
 
     Obtained as ``engine.predict(rng_key, ...)``. Axes that count observations are those of the new arguments. Other
     axes, such as the members of a group, are those of old and new arguments together; so is what the model computes
@@ -158,6 +160,21 @@ class Prediction(Shown):
         :return: arrays of shape ``(num_samples, ...)``, or ``(num_chains, num_samples // num_chains, ...)``.
         """
         return by_chain(self._draws) if group_by_chain else dict(self._draws)
+
+    def __getitem__(self, site: str) -> Array:
+        """Draws of a site, ``get_samples()[site]``.
+
+        :raises KeyError: if the model has no such site.
+        """
+        if site not in self._draws:
+            raise KeyError(f"Draws are of the sites {', '.join(self._draws)}; got {site!r}.")
+        return self._draws[site]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._draws)
+
+    def __len__(self) -> int:
+        return len(self._draws)
 
     def log_predictive(self) -> dict[str, Array]:
         """Log predictive density of the new observations, where the new arguments hold them; masked ones as well.
