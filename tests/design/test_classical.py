@@ -78,6 +78,8 @@ def test_what_people_type():
         (lambda: design_scores([1, 0], np.eye(2)), r"rows must have the shape \(n, p\)"),
         (lambda: design_scores(rows, np.eye(3)), "rows have 2 columns"),
         (lambda: design_scores(rows, [[1, 2], [0, 1]]), "must be symmetric"),
+        (lambda: design_scores(rows, [[1, 2], [2, 1]]), "no negative eigenvalue; the least is -1"),
+        (lambda: design_criterion(-np.eye(2)), "no negative eigenvalue; the least is -1"),
         (lambda: design_scores(rows, np.eye(2), -1), "noise_variance must be positive"),
         (lambda: design_scores([[np.nan, 1]], np.eye(2)), "rows must be finite"),
         (lambda: design_scores(rows, np.eye(2), criterion="V"), "criterion must be one of"),

@@ -55,6 +55,8 @@ def test_the_chain_rule_holds_with_a_nuisance():
     inner = jnp.log(jnp.stack([jnp.stack([p, p, q]) for p, q in zip(outcomes[:, 0], outcomes[:, 1], strict=True)]))
     averaged = np.log((2.0 * outcomes[:, 0] + outcomes[:, 1]) / 3.0)
     np.testing.assert_allclose(nested_information(inner), committee_information(averaged), atol=1e-13)
+    with pytest.raises(ValueError, match=r"\(members, inner members, \.\.\., outcomes\); got \(2, 2\)"):
+        nested_information(np.log(np.full((2, 2), 0.5)))
 
 
 @pytest.mark.thorough

@@ -101,8 +101,11 @@ def nested_information(log_p: ArrayLike, weights: ArrayLike | None = None) -> Ar
         it.
     :param weights: of the values of the part, shape ``(members,)``.
     :return: of the shape of the candidates.
+    :raises ValueError: for an array without inner members.
     """
     log_p = jnp.asarray(log_p)
+    if log_p.ndim < 3:
+        raise ValueError(f"log_p must have shape (members, inner members, ..., outcomes); got {log_p.shape}.")
     inner = jax.nn.logsumexp(log_p, axis=1) - jnp.log(log_p.shape[1])
     return committee_information(inner, weights)
 

@@ -281,6 +281,11 @@ def _checked(covariance: ArrayLike, criterion: Criterion, targets: ArrayLike | N
         raise ValueError(f"covariance must be a finite square matrix, got the shape {S.shape}.")
     if not np.allclose(S, S.T, rtol=1e-6, atol=1e-9 * np.abs(S).max(initial=0.0)):
         raise ValueError("covariance must be symmetric.")
+    try:
+        np.linalg.cholesky(S + 1e-8 * (np.abs(S).max(initial=0.0) + np.finfo(float).tiny) * np.eye(len(S)))
+    except np.linalg.LinAlgError:
+        least = np.linalg.eigvalsh(S)[0]
+        raise ValueError(f"covariance must have no negative eigenvalue; the least is {least:.3g}.") from None
     if criterion != "G":
         return S, np.zeros((0, len(S)))
     if targets is None:
