@@ -64,6 +64,9 @@ def test_every_way_to_write_a_table(make):
 
 def test_cells_that_are_nan_are_missing():
     rows = table_rows(HOLES, kinds="binary", num_factors=2)
+    names = [f"column {k}" for k in range(HOLES.shape[1])]
+    mask = pd.DataFrame(~np.isnan(HOLES), columns=names)[names[::-1]]
+    assert_same_rows(table_rows(pd.DataFrame(HOLES, columns=names), mask, kinds="binary", num_factors=2), rows)
     np.testing.assert_array_equal(rows.observed[0], ~np.isnan(HOLES))
     nullable = pd.DataFrame(BINARY).astype("Int64").mask(np.isnan(HOLES))
     assert_same_rows(table_rows(nullable, kinds="binary", num_factors=2), rows)

@@ -25,6 +25,7 @@ from ...potentials import (
     logistic_bound,
 )
 from ...potentials.families.ordinal import CumulativeProbitPotential
+from ...structure.model.running.pandas_arguments import check_rows
 from .posteriors import LatentGaussianRows
 
 
@@ -46,9 +47,9 @@ def table_rows(
 
     :param table: cells, shape ``(N, C)``: an array, a list of lists or a pandas ``DataFrame``; NaN where one is
         missing.
-    :param mask: false where a cell is missing or held out, shape ``(N, C)``. With a mask NaN is missing only where the
-        mask says so, and an error elsewhere. Values that are held out stay in the potentials, where
-        :func:`predictive_log_density` finds them.
+    :param mask: false where a cell is missing or held out, shape ``(N, C)``; columns of a table by their
+        names. With a mask NaN is missing only where the mask says so, and an error elsewhere. Values that are held out
+        stay in the potentials, where :func:`predictive_log_density` finds them.
     :param kinds: of all columns or of each: ``"real"``, ``"binary"``, ``"count"``, or a whole number, which is the
         number of categories.
     :param int num_factors: length of the latent vector; ``None``: one latent variable behind every predictor.
@@ -68,6 +69,10 @@ def table_rows(
     >>> bool(np.all(np.isfinite(found.objective_trace)))
     True
     """
+    check_rows([("table", table), ("mask", mask)])
+    names, masked = (list(getattr(given, "columns", ())) for given in (table, mask))
+    if names and set(names) == set(masked):
+        mask = np.asarray(mask)[:, [masked.index(name) for name in names]]
     cells = _numbers(table, "table")
     if cells.ndim != 2 or 0 in cells.shape:
         raise ValueError(f"table_rows needs a table with rows and columns; got shape {cells.shape}.")
