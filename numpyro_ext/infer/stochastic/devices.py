@@ -1,8 +1,9 @@
-"""Places of tables and batches where the members of a plate are divided between devices."""
+"""Places of tables and batches: one device, several between which members are divided, or the host."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -12,14 +13,35 @@ from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 _AXIS = "members"
+_ROWS_AT_ONCE = 4096
 
 
 class OneDevice:
     """All on JAX's default device."""
 
+    def home(self) -> AbstractContextManager[Any]:
+        """Context in which whole tables are computed."""
+        return nullcontext()
+
+    def owned(self, tables: Any) -> Any:
+        """Copies of tables that steps may overwrite."""
+        return jax.tree.map(jnp.array, tables)
+
+    def states(self, init: Callable[[Any], Any], tables: dict[str, Any]) -> Any:
+        """State of an optimiser for each row of the tables."""
+        return jax.jit(jax.vmap(init))(tables)
+
     def put(self, tables: Any) -> Any:
         """Give every device its rows of the tables."""
         return tables
+
+    def lend(self, tables: Any, rows: np.ndarray, axis: int = 0) -> tuple[Any, Any]:
+        """Tables for a compiled program, and where some rows are in them; ``None`` where they always are."""
+        return tables, None
+
+    def take_back(self, tables: Any, rows: np.ndarray, lent: Any) -> Any:
+        """Tables after a program that got them by :meth:`lend` and returns them."""
+        return lent
 
     def whole(self, tables: Any, num_rows: int) -> Any:
         """Tables as one device would have them, from :meth:`put`."""
@@ -28,6 +50,38 @@ class OneDevice:
     def divided(self, arrays: Any) -> Any:
         """Arrays of compiled programs, of which every device has its rows."""
         return arrays
+
+
+class Host(OneDevice):
+    """Tables in the memory of the host, as arrays of NumPy, of which the rows of a batch travel to the device.
+
+    A program is the one of a single device on tables of these rows alone, so that numbers are the same.
+    """
+
+    def home(self) -> AbstractContextManager[Any]:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+
+    def owned(self, tables: Any) -> Any:
+        return jax.tree.map(np.array, tables)
+
+    def states(self, init: Callable[[Any], Any], tables: dict[str, Any]) -> Any:
+        found, of_rows = None, jax.jit(jax.vmap(init))
+        num_rows = len(next(iter(tables.values())))
+        for start in range(0, num_rows, _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            states = of_rows({name: table[rows] for name, table in tables.items()})
+            if found is None:
+                found = jax.tree.map(lambda x: np.empty((num_rows, *x.shape[1:]), x.dtype), states)
+            self.take_back(found, rows, states)
+        return found
+
+    def lend(self, tables: Any, rows: np.ndarray, axis: int = 0) -> tuple[Any, Any]:
+        return jax.tree.map(lambda x: jnp.array(np.take(np.asarray(x), rows, axis)), tables), np.arange(len(rows))
+
+    def take_back(self, tables: Any, rows: Any, lent: Any) -> Any:
+        for table, new in zip(jax.tree.leaves(tables), jax.tree.leaves(lent), strict=True):
+            table[rows] = new
+        return tables
 
 
 class SeveralDevices(OneDevice):

@@ -17,7 +17,7 @@ from numpyro.infer import Trace_ELBO
 from ...structure.model.running.execution import check_key
 from ..front.files.archive import read_archive
 from .data import Rows, Sequences
-from .devices import OneDevice, SeveralDevices, checked_devices
+from .devices import Host, OneDevice, SeveralDevices, checked_devices
 from .fit import ChunkedFit, TrainingState
 from .labels import Labels
 from .laplace import LaplaceProgram
@@ -91,6 +91,8 @@ class ChunkedSVI:
     :param devices: between which members are divided, such as ``jax.devices()``: each has its rows of all tables and
         computes its part of a batch, and what is shared takes the same step on all. ``batch_size`` is a multiple of
         their number. By default JAX's default device.
+    :param tables: ``"host"`` for tables that are larger than the device: local parameters and their optimiser's states
+        stay in the host's memory as arrays of NumPy, and the rows of a batch travel. Numbers are the same.
     :param bool progress_bar: show a bar.
     :raises TypeError: for an optimiser that is not optax's.
     :raises ValueError: for numbers that are not positive.
@@ -118,6 +120,7 @@ class ChunkedSVI:
         max_chunks: int | None = None,
         sampled_softmax: int | None = None,
         devices: Sequence[jax.Device] | None = None,
+        tables: Literal["device", "host"] = "device",
         progress_bar: bool = True,
     ) -> None:
         if not isinstance(optim, optax.GradientTransformation):
@@ -141,6 +144,13 @@ class ChunkedSVI:
             raise ValueError(
                 "ChunkedSVI: sampled_softmax= is for sequences trained by chunks: give chunk=, and no local=."
             )
+        if tables not in ("device", "host"):
+            raise ValueError(f'ChunkedSVI: tables is "device" or "host"; got {tables!r}.')
+        if tables == "host" and devices is not None:
+            raise ValueError(
+                'ChunkedSVI: with devices= each device has its rows of the tables; with tables="host" none has. Leave '
+                "one of them out."
+            )
         check_first_steps(optim)
         self.model, self.guide, self.optim, self.plate, self.local = model, guide, optim, plate, local
         self.loss = Trace_ELBO() if loss is None else loss
@@ -149,6 +159,7 @@ class ChunkedSVI:
         self.max_chunks = None if max_chunks is None else int(max_chunks)
         self.sampled_softmax = None if sampled_softmax is None else int(sampled_softmax)
         self.devices = None if devices is None else checked_devices(devices, self.batch_size, local)
+        self.tables = tables
         self._kept: tuple[object, Program] | None = None
 
     def run(
@@ -215,8 +226,6 @@ class ChunkedSVI:
         if checkpoint is not None and Path(checkpoint).exists():
             init_state = TrainingState.unpacked(read_archive(checkpoint)["training"])
         program = self._program(setting)
-        if init_params is not None:
-            init_params = {name: jnp.asarray(value) for name, value in init_params.items()}
         state = self._begin(program, rng_key, source, setting, init_params, init_state)
         file = None if checkpoint is None else Checkpoint(Path(checkpoint), checkpoint_minutes)
         training = Training(program, source, setting, self.batch_size, state, file)
@@ -248,11 +257,12 @@ class ChunkedSVI:
     def _program(self, setting: Setting) -> Program:
         """Compiled programs, those of the last run if its setting was the same."""
         if self._kept is None or self._kept[0] != setting.constants or not self._kept[1].can_be_kept:
+            places = Host() if self.tables == "host" else OneDevice()
             if self.local == "laplace":
-                program: Program = LaplaceProgram(self.model, self.optim, self.plate, self.chunk)
+                program: Program = LaplaceProgram(self.model, self.optim, self.plate, self.chunk, places)
             else:
                 given = (self.model, self.guide, self.optim, self.loss, self.plate, self.chunk)
-                places = OneDevice() if self.devices is None else SeveralDevices(self.devices)
+                places = places if self.devices is None else SeveralDevices(self.devices)
                 program = Program(*given, self.sampled_softmax, places)
             self._kept = (setting.constants, program)
         return self._kept[1]
@@ -274,20 +284,21 @@ class ChunkedSVI:
             check_by_rows(self.optim)
         if given is None:
             return TrainingState(parameters, None, 0, key, order_key, 1.0, 0, 0, 0, 0.0, 0, (), (), source.digest())
-        found, wanted = jax.tree.leaves(given.parameters), jax.tree.leaves(parameters)
-        if [(x.shape, x.dtype) for x in found] != [(x.shape, x.dtype) for x in wanted]:
+        found, structure = jax.tree.leaves(given.parameters), jax.tree.structure(parameters)
+        shapes = [x.shape for x in jax.tree.leaves(parameters)]
+        types = [x.dtype for x in jax.tree.leaves(parameters)]
+        del parameters  # not three of all tables at once
+        if [x.shape for x in found] != shapes or [x.dtype for x in found] != types:
             raise ValueError(
                 "ChunkedSVI.run: init_state (or the checkpoint) is of another model, optimiser or number of rows: its "
-                f"arrays have the shapes {[x.shape for x in found]}, and these have {[x.shape for x in wanted]}."
+                f"arrays have the shapes {[x.shape for x in found]}, and these have {shapes}."
             )
         if given.digest not in ("", source.digest()):  # files of before have none
             raise ValueError(
                 "ChunkedSVI.run: init_state (or the checkpoint) is of a run on other data of this size. Give the same "
                 "data, or begin anew at its values with init_params=fit.params."
             )
-        # copies, since a run overwrites its buffers
-        copies = [jnp.array(x) for x in found]
-        return given._replace(parameters=jax.tree.unflatten(jax.tree.structure(parameters), copies))
+        return given._replace(parameters=program.owned(jax.tree.unflatten(structure, found)))
 
 
 def _is_count(value: object) -> bool:

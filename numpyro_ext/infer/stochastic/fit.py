@@ -16,6 +16,7 @@ from ...display import Shown
 from ..front.files.archive import Content, write_archive
 from .chunks import Events, checked_events, joined
 from .labels import Labels, checked_user
+from .local_sites import parted
 from .people import Given, PersonalPosterior
 from .program import Parameters, Program
 from .scoring import checked_draws
@@ -210,7 +211,7 @@ class ChunkedFit(Shown):
         key = jax.random.key(0) if rng_key is None else rng_key
         draws = [
             self._program.next_logits(
-                self.params,
+                *self._program.lent_values(self.params, np.array([user or 0])),
                 k,
                 jnp.asarray(user or 0),
                 jnp.asarray(len(items)),
@@ -251,7 +252,7 @@ class ChunkedFit(Shown):
                     f"got {one.dtype} of the shape {one.shape}. Labels have their index in EventSequences.item_labels."
                 )
         known = [one[(one >= 0) & (one < self.num_items)].astype(np.int32) for one in given]
-        shared = Given(self.params, self._setting)
+        shared = Given(parted(self.params, self._program.sites.axes)[0], self._setting)
         if self._personal is None:
             self._personal = PersonalPosterior(self._program, shared, "ChunkedFit.fold_in")
         people = self._personal.people(shared, known, [a.size - b.size for a, b in zip(given, known, strict=True)])

@@ -16,7 +16,8 @@ from numpyro.handlers import block, seed, trace
 from numpyro.infer import Trace_ELBO
 
 from .chunks import Events, batches_of_events, chunk_of
-from .local_sites import by_rows, personal_site
+from .devices import OneDevice
+from .local_sites import by_rows, merged, parted, personal_site
 from .people import Given, Mode, PersonalPosterior
 from .program import Parameters, Program
 from .setting import Setting
@@ -32,11 +33,16 @@ class LaplaceProgram(Program):
     """
 
     def __init__(
-        self, model: Callable[..., object], optim: optax.GradientTransformation, plate: str, chunk: int | None
+        self,
+        model: Callable[..., object],
+        optim: optax.GradientTransformation,
+        plate: str,
+        chunk: int | None,
+        places: OneDevice | None = None,
     ) -> None:
-        super().__init__(model, _gaussians(model, plate), optim, Trace_ELBO(), plate, chunk)
+        super().__init__(model, _gaussians(model, plate), optim, Trace_ELBO(), plate, chunk, None, places)
         self._step = jax.jit(self._evidence_step, static_argnames="length", donate_argnums=0)
-        self._modes = jax.jit(self._modes_of, static_argnames="length")
+        self._modes = jax.jit(self._modes_of, static_argnames="length", donate_argnums=0)
         self.run_chunks = self._run_people
         self._compiles_init = True
         self.people: PersonalPosterior
@@ -51,13 +57,14 @@ class LaplaceProgram(Program):
         init_params: Mapping[str, object] | None = None,
     ) -> Parameters:
         parameters = super().init(key, num_rows, users, args, setting, init_params)
-        self.people = PersonalPosterior(self, Given(self.constrained(parameters), setting), _CALLER)
+        self.people = PersonalPosterior(self, Given(self.constrain(parameters.shared), setting), _CALLER)
         return parameters
 
     def values_to_validate(self, parameters: Parameters) -> dict[str, Array]:
         """Values of all parameters without spread of the people, who are scored at their modes."""
         values, name = self.constrained(parameters), f"{self.people.name}_root"
-        return {**values, name: jnp.zeros_like(values[name])}
+        with self.places.home():
+            return {**values, name: jnp.zeros_like(values[name])}
 
     def _run_people(
         self,
@@ -68,13 +75,16 @@ class LaplaceProgram(Program):
         num_chunks: int,
         events: Events,
         setting: Setting,
+        rows: Array | None = None,
+        *,
         width: int,
     ) -> tuple[Parameters, Array, Array, Array]:
         """One step on whole sequences of some users: parameters, key, minus their evidence, and whether all is finite.
 
         Sequences are padded to few lengths, as each is a program.
         """
-        parameters, loss, good = self._step(parameters, rate, users, events, setting, _padded(width, num_chunks))
+        given = (users, users if rows is None else rows, events, setting, _padded(width, num_chunks))
+        parameters, loss, good = self._step(parameters, rate, *given)
         return parameters, key, loss, good
 
     def _evidence_step(
@@ -82,11 +92,12 @@ class LaplaceProgram(Program):
         parameters: Parameters,
         rate: Array | float,
         users: Array,
+        rows: Array,
         events: Events,
         setting: Setting,
         length: int,
     ) -> tuple[Parameters, Array, Array]:
-        batch, scale = parameters.take(users), self.sites.num_rows / users.shape[0]
+        batch, scale = parameters.take(rows), self.sites.num_rows / users.shape[0]
 
         def loss(shared: dict[str, Array], person: tuple[Array, ...]) -> tuple[Array, Mode]:
             value, mode = self.people.evidence(Given(self.constrain(shared), setting), *person)
@@ -111,7 +122,7 @@ class LaplaceProgram(Program):
         new = batch._replace(shared=shared, shared_state=shared_state, tables=self._rows_of_modes(batch.tables, modes))
         good = jnp.stack([jnp.isfinite(x).all() for x in (value, *jax.tree.leaves((new.shared, new.tables)))]).all()
         new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, batch)
-        return parameters.put(users, new), jnp.where(good, value, 0.0), good
+        return parameters.put(rows, new), jnp.where(good, value, 0.0), good
 
     def _people_of(
         self, tables: dict[str, Array], users: Array, events: Events, length: int
@@ -128,17 +139,20 @@ class LaplaceProgram(Program):
 
     def _modes_of(
         self,
-        values: dict[str, Array],
+        tables: dict[str, Array],
+        shared: dict[str, Array],
         users: Array,
+        rows: Array,
         events: Events,
         setting: Setting,
         length: int,
     ) -> tuple[dict[str, Array], Array]:
-        """Rows of the tables at the modes, and which of the searches ended there."""
-        tables = {name: jnp.moveaxis(values[name], axis, 0)[users] for name, axis in self.sites.axes.items()}
-        people = self._people_of(tables, users, events, length)
-        modes = lax.map(lambda person: self.people.mode(Given(values, setting), *person), people)
-        return self._rows_of_modes(tables, modes), modes.converged
+        """Tables with some users at their modes, and which of the searches ended there."""
+        own = jax.tree.map(lambda x: x[rows], tables)
+        people = self._people_of(own, users, events, length)
+        modes = lax.map(lambda person: self.people.mode(Given(shared, setting), *person), people)
+        new = self._rows_of_modes(own, modes)
+        return jax.tree.map(lambda x, y: x.at[rows].set(y), tables, new), modes.converged
 
     def settled(
         self, values: dict[str, Array], events: Events, batch_size: int, setting: Setting
@@ -146,17 +160,19 @@ class LaplaceProgram(Program):
         """Values of the parameters with the Gaussians of all people at these, and a note on those not found."""
         assert self.chunk is not None
         lengths, failed = np.asarray(events.lengths), 0
+        shared, tables = parted(values, self.sites.axes)
+        tables = self.places.owned(tables)
         for batch in batches_of_events(lengths, batch_size, self.chunk, np.zeros(2 * len(lengths))):
             users, length = jnp.asarray(batch.users), _padded(batch.width, batch.num_chunks)
-            rows, converged = self._modes(values, users, events, setting, length)
+            lent, rows = self.places.lend(tables, batch.users)
+            given = (shared, users, users if rows is None else rows, events, setting, length)
+            lent, converged = self._modes(lent, *given)
+            tables = self.places.take_back(tables, batch.users, lent)
             failed += int((~converged).sum())
-            for name, axis in self.sites.axes.items():
-                place = (*(slice(None),) * axis, users)
-                values = {**values, name: values[name].at[place].set(jnp.moveaxis(rows[name], 0, axis))}
         note = (
             f"the modes of {failed} of {len(lengths)} people were not found; their Gaussians are where the search ended"
         )
-        return values, (note,) if failed else ()
+        return merged(shared, tables, self.sites.axes), (note,) if failed else ()
 
 
 def _padded(width: int, num_chunks: int) -> int:

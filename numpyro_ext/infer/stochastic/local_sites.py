@@ -154,7 +154,19 @@ def personal_site(sites: Mapping[str, Any], plate: str, caller: str) -> Any:
 def parted(values: Mapping[str, Array], axes: Mapping[str, int]) -> tuple[dict[str, Array], dict[str, Array]]:
     """Shared parameters, and local ones with their rows in front."""
     shared = {name: value for name, value in values.items() if name not in axes}
-    return shared, {name: jnp.moveaxis(values[name], axis, 0) for name, axis in axes.items()}
+    return shared, {name: _moved(values[name], axis, 0) for name, axis in axes.items()}
+
+
+def merged(shared: Mapping[str, Array], rows: Mapping[str, Array], axes: Mapping[str, int]) -> dict[str, Array]:
+    """Parameters from :func:`parted`."""
+    return {**shared, **{name: _moved(row, 0, axes[name]) for name, row in rows.items()}}
+
+
+def _moved(table: Array, source: int, destination: int) -> Array:
+    """Table with one axis elsewhere; it stays where it is, on a device or the host."""
+    order = list(range(table.ndim))
+    order.insert(destination, order.pop(source))
+    return table.transpose(order)
 
 
 def by_rows(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array, lax
 from numpyro.infer import SVI
@@ -15,7 +16,7 @@ from numpyro.primitives import mutable
 
 from .chunks import Events, chunk_of
 from .devices import OneDevice
-from .local_sites import InBatch, Recorder, by_rows, parted
+from .local_sites import InBatch, Recorder, by_rows, merged, parted
 from .sampled_softmax import Candidates, SampledSoftmax, draw_candidates
 from .scoring import Scoring, of_each
 from .setting import Setting
@@ -69,8 +70,8 @@ class Program(Scoring):
         sampled_softmax: int | None = None,
         places: OneDevice | None = None,
     ) -> None:
-        super().__init__(model, guide, plate, chunk)
-        self.sampled_softmax, self.places = sampled_softmax, OneDevice() if places is None else places
+        super().__init__(model, guide, plate, chunk, OneDevice() if places is None else places)
+        self.sampled_softmax = sampled_softmax
         self.optim, self.loss, self.has_carry = optim, loss, chunk is not None
         # not with an autoguide, which keeps arrays of its first call
         self._compiles_init = guide is None
@@ -104,10 +105,12 @@ class Program(Scoring):
                 state = svi.init(key, users, *args, init_params=init_params, **setting.kwargs)
                 return svi.optim.get_params(state.optim_state)
 
-        values = jax.jit(begin)(key) if self._compiles_init else begin(key)
-        bounds = jax.tree.leaves(svi.constrain_fn.args)
-        if any(isinstance(bound, jax.core.Tracer) for bound in bounds):  # they were made inside
-            values = begin(key)
+        with self.places.home():
+            init_params = init_params and jax.tree.map(jnp.asarray, dict(init_params))
+            values = jax.jit(begin)(key) if self._compiles_init else begin(key)
+            bounds = jax.tree.leaves(svi.constrain_fn.args)
+            if any(isinstance(bound, jax.core.Tracer) for bound in bounds):  # they were made inside
+                values = begin(key)
         unknown = sorted(set(init_params or ()) - set(values))
         if unknown:
             raise ValueError(
@@ -124,15 +127,26 @@ class Program(Scoring):
             raise ValueError("ChunkedSVI: there is nothing to train, as neither model nor guide has a param site.")
         self.sites, self.constrain = recorder.local_sites(num_rows), svi.constrain_fn
         # copies: a model may give the same array to two parameters, and buffers are donated
-        values = jax.tree.map(jnp.array, values)
-        init = jax.jit(by_rows(self.optim, self.sites.axes).init)
-        return Parameters(*parted(values, self.sites.axes), *init(values))
+        shared, values = parted(values, self.sites.axes)
+        shared = jax.tree.map(jnp.array, shared)
+        # one after the other, so that no two of all tables are held at once
+        tables = {name: self.places.owned(values.pop(name)) for name in list(values)}
+        init_state = optax.with_extra_args_support(self.optim).init
+        shared_state = jax.jit(init_state)(shared) if shared else ()
+        return Parameters(shared, tables, shared_state, self.places.states(init_state, tables) if tables else ())
 
     def constrained(self, parameters: Parameters) -> dict[str, Array]:
         """Values of all parameters as the model has them."""
-        return self.constrain(
-            self._merged(parameters.shared, self.places.whole(parameters.tables, self.sites.num_rows))
-        )
+        tables = self.places.whole(parameters.tables, self.sites.num_rows)
+        with self.places.home():
+            local: dict[str, Array] = self.constrain(merged({}, tables, self.sites.axes))
+        return {**self.constrain(parameters.shared), **local}
+
+    def owned(self, parameters: Parameters) -> Parameters:
+        """Copies that steps may overwrite."""
+        tables, states = self.places.owned((parameters.tables, parameters.row_states))
+        shared, state = jax.tree.map(jnp.array, (parameters.shared, parameters.shared_state))
+        return Parameters(shared, tables, state, states)
 
     def put(self, parameters: Parameters) -> Parameters:
         """Parameters with their rows on the devices that these belong to."""
@@ -144,13 +158,20 @@ class Program(Scoring):
         tables, states = self.places.whole((parameters.tables, parameters.row_states), self.sites.num_rows)
         return parameters._replace(tables=tables, row_states=states)
 
+    def lend(self, parameters: Parameters, users: np.ndarray) -> tuple[Parameters, Array | None]:
+        """Parameters for a compiled step, and where the rows of a batch are in their tables, or ``None``."""
+        (tables, states), rows = self.places.lend((parameters.tables, parameters.row_states), users)
+        return parameters._replace(tables=tables, row_states=states), rows
+
+    def take_back(self, parameters: Parameters, users: np.ndarray, lent: Parameters) -> Parameters:
+        """Parameters after a step that got them by :meth:`lend`."""
+        whole, new = ((one.tables, one.row_states) for one in (parameters, lent))
+        tables, states = self.places.take_back(whole, users, new)
+        return lent._replace(tables=tables, row_states=states)
+
     def values_to_validate(self, parameters: Parameters) -> dict[str, Array]:
         """Values of all parameters that the validation is scored at."""
         return self.constrained(parameters)
-
-    def _merged(self, shared: dict[str, Array], rows: dict[str, Array]) -> dict[str, Array]:
-        axes = self.sites.axes
-        return {**shared, **{name: jnp.moveaxis(row, 0, axes[name]) for name, row in rows.items()}}
 
     def _returning_carry(self, before: Any) -> Callable[..., Any]:
         """The model with what it returns as a mutable site, which SVI hands out beside the loss."""
@@ -197,7 +218,7 @@ class Program(Scoring):
             model = SampledSoftmax(model, candidates)
         svi = SVI(model, guide, optim, self.loss)
         svi.constrain_fn = self.constrain
-        values = self._merged(batch.shared, batch.tables)
+        values = merged(batch.shared, batch.tables, self.sites.axes)
         given = {_CARRY: {"value": carry}} if self.has_carry else None
         start = SVIState((jnp.array(0), (values, (batch.shared_state, batch.row_states))), given, key)
         state, loss = svi.update(start, users, *args, **kwargs)
@@ -220,14 +241,19 @@ class Program(Scoring):
         users: Array,
         data: tuple[object, ...],
         setting: Setting,
+        rows: Array | None = None,
     ) -> tuple[Parameters, Array, Array, Array]:
-        """One step on some rows: parameters, key, loss, and whether it was finite; what was not is not taken."""
+        """One step on some rows: parameters, key, loss, and whether it was finite; what was not is not taken.
+
+        :param rows: where they are in the tables, from :meth:`lend`.
+        """
         users = self.places.divided(users)
-        batch = parameters.take(users)
+        rows = users if rows is None else rows
+        batch = parameters.take(rows)
         args = jax.tree.map(lambda x: x[users], data)
         new, key, loss, _, good = self._update(batch, key, rate, users, args, setting.kwargs)
         new = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, batch)
-        return self._put_back(parameters, users, new), key, jnp.where(good, loss, 0.0), good
+        return self._put_back(parameters, rows, new), key, jnp.where(good, loss, 0.0), good
 
     def _put_back(self, parameters: Parameters, rows: Array, batch: Parameters) -> Parameters:
         new = parameters.put(rows, batch)
@@ -244,14 +270,17 @@ class Program(Scoring):
         events: Events,
         setting: Setting,
         log_proposal: Array | None = None,
+        rows: Array | None = None,
         *,
         width: int,
     ) -> tuple[Parameters, Array, Array, Array]:
         """One step for each chunk of some users, in order; from the first that is not finite on nothing is taken.
 
         :param log_proposal: of candidates for the softmax, where these stand for all items.
+        :param rows: where the users are in the tables, from :meth:`lend`.
         """
         users = self.places.divided(users)
+        rows = users if rows is None else rows
         start, length = jnp.asarray(events.starts)[users], jnp.asarray(events.lengths)[users]
         kwargs = setting.kwargs
 
@@ -272,6 +301,6 @@ class Program(Scoring):
             return new, key, carry, total + jnp.where(good, loss, 0.0), good
 
         carry = of_each(setting.carry, users.shape[0])
-        initial = (parameters.take(users), key, carry, jnp.zeros(()), jnp.array(True))
+        initial = (parameters.take(rows), key, carry, jnp.zeros(()), jnp.array(True))
         batch, key, _, total, good = lax.fori_loop(0, num_chunks, body, initial)
-        return self._put_back(parameters, users, batch), key, total, good
+        return self._put_back(parameters, rows, batch), key, total, good

@@ -13,6 +13,7 @@ from jax import Array, lax
 from numpyro.handlers import replay, seed, substitute, trace
 
 from .chunks import Events, batches_of_events, chunk_of
+from .devices import OneDevice
 from .local_sites import InBatch, LocalSites
 from .setting import Setting
 
@@ -24,15 +25,22 @@ class Scoring:
     :param guide: its guide, or ``None``.
     :param plate: name of the plate of the users.
     :param chunk: events of a chunk.
+    :param places: of tables and batches.
     """
 
     sites: LocalSites
     """Local parameters, once they are known."""
 
     def __init__(
-        self, model: Callable[..., object], guide: Callable[..., object] | None, plate: str, chunk: int | None
+        self,
+        model: Callable[..., object],
+        guide: Callable[..., object] | None,
+        plate: str,
+        chunk: int | None,
+        places: OneDevice,
     ) -> None:
         self.model, self.plate, self.chunk, self.has_guide = model, plate, chunk, guide is not None
+        self.places = places
         self.guide = guide if guide is not None else lambda *args, **kwargs: None
         self.score = jax.jit(self._score, static_argnames="width", donate_argnums=0)
         self.states = jax.jit(self._states, donate_argnums=0)
@@ -49,7 +57,8 @@ class Scoring:
         """
         on_device, scores = Events(*map(jnp.asarray, events)), jnp.zeros(np.size(events.items))
         for users, width, num_chunks in self._batches(events, batch_size):
-            scores = self.score(scores, values, key, users, num_chunks, on_device, setting, width)
+            lent, rows = self.lent_values(values, np.maximum(users, 0))
+            scores = self.score(scores, lent, rows, key, users, num_chunks, on_device, setting, width)
         return np.asarray(scores, float)
 
     def event_states(
@@ -72,8 +81,8 @@ class Scoring:
         size = sum(np.size(leaf) for leaf in jax.tree.leaves(setting.carry))
         states, place = jnp.zeros((int(number.sum()), size)), np.cumsum(number) - number - first
         for users, width, num_chunks in self._batches(events, batch_size):
-            given = (values, key, users, width * num_chunks, on_device, jnp.asarray(first), jnp.asarray(place))
-            states = self.states(states, *given, setting)
+            given = (key, users, width * num_chunks, on_device, jnp.asarray(first), jnp.asarray(place))
+            states = self.states(states, *self.lent_values(values, np.maximum(users, 0)), *given, setting)
         return np.asarray(states, float)
 
     def _batches(self, events: Events, batch_size: int) -> Iterator[tuple[np.ndarray, int, int]]:
@@ -100,6 +109,14 @@ class Scoring:
         seen = {name: site for name, site in sites.items() if site["type"] == "sample" and site["is_observed"]}
         return seen, carry
 
+    def lent_values(self, values: dict[str, Array], users: np.ndarray) -> tuple[dict[str, Array], Array | None]:
+        """Values for a compiled program, and where the rows of some users are in them, or ``None``."""
+        rows = None
+        for name, axis in self.sites.axes.items():
+            lent, rows = self.places.lend(values[name], users, axis)
+            values = {**values, name: lent}
+        return values, rows
+
     def _rows_of(self, values: dict[str, Array], users: Array) -> dict[str, Array]:
         axes = self.sites.axes
         return {name: jnp.take(value, users, axes[name]) if name in axes else value for name, value in values.items()}
@@ -108,6 +125,7 @@ class Scoring:
         self,
         scores: Array,
         values: dict[str, Array],
+        rows: Array | None,
         key: Array,
         users: Array,
         num_chunks: Array,
@@ -117,12 +135,12 @@ class Scoring:
     ) -> Array:
         """Write the log probability of each event given those before it into ``scores``; users of -1 are nobody."""
         users, start, length = _own_events(events, users)
-        rows, kwargs = self._rows_of(values, users), setting.kwargs
+        own, kwargs = self._rows_of(values, users if rows is None else rows), setting.kwargs
 
         def body(number: Array, value: Any) -> Any:
             carry, scores = value
             items, mask, index = chunk_of(events, start, length, number, width)
-            seen, carry = self._seen(rows, key, users, (items, mask, carry), kwargs)
+            seen, carry = self._seen(own, key, users, (items, mask, carry), kwargs)
             total = jnp.zeros(mask.shape, scores.dtype)
             for name, site in seen.items():
                 log_prob = site["fn"].log_prob(site["value"])
@@ -140,6 +158,7 @@ class Scoring:
         self,
         states: Array,
         values: dict[str, Array],
+        rows: Array | None,
         key: Array,
         users: Array,
         num_events: Array,
@@ -150,7 +169,7 @@ class Scoring:
     ) -> Array:
         """Write the carry before each event of some users, flat, into ``states`` at ``place[user]`` plus its number."""
         users, start, length = _own_events(events, users)
-        rows, kwargs = self._rows_of(values, users), setting.kwargs
+        own, kwargs = self._rows_of(values, users if rows is None else rows), setting.kwargs
 
         def body(number: Array, value: Any) -> Any:
             carry, states = value
@@ -159,13 +178,14 @@ class Scoring:
             where = jnp.where(is_kept, place[users] + number, len(states))
             states = states.at[where].set(jnp.concatenate(leaves, axis=1).astype(states.dtype), mode="drop")
             items, mask, _ = chunk_of(events, start, length, number, 1)
-            return self._seen(rows, key, users, (items, mask, carry), kwargs)[1], states
+            return self._seen(own, key, users, (items, mask, carry), kwargs)[1], states
 
         return lax.fori_loop(0, num_events, body, (of_each(setting.carry, users.shape[0]), states))[1]
 
     def _next_logits(
         self,
         values: dict[str, Array],
+        rows: Array | None,
         key: Array,
         user: Array,
         length: Array,
@@ -175,17 +195,17 @@ class Scoring:
     ) -> Array:
         """Log probabilities of all items after the first ``length`` of ``items``, which has one cell more at least."""
         users, kwargs = user[None], setting.kwargs
-        rows = self._rows_of(values, users)
+        own = self._rows_of(values, users if rows is None else rows)
         events, start = Events(items, jnp.zeros(1, int), length[None]), jnp.zeros(1, int)
 
         def body(number: Array, carry: Any) -> Any:
             chunk, mask, _ = chunk_of(events, start, length[None], number, width)
-            return self._seen(rows, key, users, (chunk, mask, carry), kwargs)[1]
+            return self._seen(own, key, users, (chunk, mask, carry), kwargs)[1]
 
         last = length // width
         carry = lax.fori_loop(0, last, body, of_each(setting.carry, 1))
         chunk, mask, _ = chunk_of(events, start, length[None] + 1, last, width)
-        seen, _ = self._seen(rows, key, users, (chunk, mask, carry), kwargs)
+        seen, _ = self._seen(own, key, users, (chunk, mask, carry), kwargs)
         return jax.nn.log_softmax(logits_of(seen, width)[0, length % width])
 
 

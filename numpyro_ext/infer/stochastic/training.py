@@ -109,14 +109,15 @@ class Training:
 
     def _step(self, batch: Batch) -> bool:
         state = self.state
-        start = (state.parameters, state.key, state.rate, jnp.asarray(batch.users))
+        lent, rows = self.program.lend(state.parameters, batch.users)
+        start = (lent, state.key, state.rate, jnp.asarray(batch.users))
         if isinstance(self.source, Sequences):
             given = (*start, batch.num_chunks, self.source.events, self.setting)
-            parameters, key, loss, good = self.program.run_chunks(*given, **self._proposal, width=batch.width)
+            lent, key, loss, good = self.program.run_chunks(*given, **self._proposal, rows=rows, width=batch.width)
         else:
-            parameters, key, loss, good = self.program.run_rows(*start, self.source.data, self.setting)
+            lent, key, loss, good = self.program.run_rows(*start, self.source.data, self.setting, rows)
         self.state = state._replace(
-            parameters=parameters,
+            parameters=self.program.take_back(state.parameters, batch.users, lent),
             key=key,
             batch=state.batch + 1,
             total=state.total + float(loss),
@@ -150,10 +151,11 @@ class Training:
             if not math.isfinite(error):
                 self.notes.append(f"the validation error of epoch {state.epoch} is {error}")
             if error < min((e for e in state.errors if not math.isnan(e)), default=math.inf):
+                self.state = state = state._replace(best=None)  # not two of them at once
                 # a copy, since steps overwrite their buffers
-                whole = self.program.whole(state.parameters)
-                best = jax.tree.map(jnp.array, {name: getattr(whole, name) for name in ("shared", "tables")})
-                state = state._replace(best=best, best_epoch=state.epoch)
+                best = self.program.owned(self.program.whole(state.parameters)._replace(shared_state=(), row_states=()))
+                best_values = {"shared": best.shared, "tables": best.tables}
+                state = state._replace(best=best_values, best_epoch=state.epoch)
             state = state._replace(errors=(*state.errors, error))
         self.state = state
 
