@@ -29,6 +29,7 @@ from numpyro_ext.infer.stochastic.chunks import batches_of_events, batches_of_ro
 from numpyro_ext.infer.stochastic.fit import TrainingState
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import Predictor
+from tests.compilations import compiled_programs
 from tests.tiers import thorough
 
 REFERENCE = json.loads((Path(__file__).parents[1] / "reference" / "ko-crnn.json").read_text())
@@ -367,6 +368,16 @@ def test_priors_count_once_over_the_chunks_of_a_batch():
     np.testing.assert_allclose(state.shared_state["level_at"], grads[0], rtol=1e-12)
     np.testing.assert_allclose(state.row_states["logit_at"][:, 0], grads[1], rtol=1e-12)
     np.testing.assert_allclose(state.shared_state["spread"], grads[2], rtol=1e-12)
+
+
+def test_a_run_on_other_data_of_this_size_compiles_nothing(engine):
+    run(engine)
+    with compiled_programs() as names:
+        fit = run(engine, sequences([one[::-1] for one in LISTS], 3), init_params={"shared": jnp.ones((3, 3))})
+        names.clear()  # values to begin at are one argument more
+        run(engine, sequences([one[::-1] for one in LISTS], 3))
+        run(engine, sequences([one[::-1] for one in LISTS], 3), num_epochs=3, init_state=fit.last_state)
+    assert not names
 
 
 def test_fits_of_one_engine_do_not_disturb_each_other(engine):

@@ -27,9 +27,9 @@ class OneDevice:
         """Copies of tables that steps may overwrite."""
         return jax.tree.map(jnp.array, tables)
 
-    def states(self, init: Callable[[Any], Any], tables: dict[str, Any]) -> Any:
-        """State of an optimiser for each row of the tables."""
-        return jax.jit(jax.vmap(init))(tables)
+    def states(self, states_of: Callable[[Any], Any], tables: dict[str, Any]) -> Any:
+        """State of an optimiser for each row of the tables, by a compiled function of some rows."""
+        return states_of(tables)
 
     def put(self, tables: Any) -> Any:
         """Give every device its rows of the tables."""
@@ -64,12 +64,12 @@ class Host(OneDevice):
     def owned(self, tables: Any) -> Any:
         return jax.tree.map(np.array, tables)
 
-    def states(self, init: Callable[[Any], Any], tables: dict[str, Any]) -> Any:
-        found, of_rows = None, jax.jit(jax.vmap(init))
+    def states(self, states_of: Callable[[Any], Any], tables: dict[str, Any]) -> Any:
+        found = None
         num_rows = len(next(iter(tables.values())))
         for start in range(0, num_rows, _ROWS_AT_ONCE):
             rows = slice(start, start + _ROWS_AT_ONCE)
-            states = of_rows({name: table[rows] for name, table in tables.items()})
+            states = states_of({name: table[rows] for name, table in tables.items()})
             if found is None:
                 found = jax.tree.map(lambda x: np.empty((num_rows, *x.shape[1:]), x.dtype), states)
             self.take_back(found, rows, states)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -279,19 +280,18 @@ class ChunkedSVI:
         """State to begin with, from the model or from one that is given."""
         init_key, order_key, key = jax.random.split(rng_key, 3)
         users, args = source.first(self.batch_size, setting.carry)
-        parameters = program.init(init_key, source.num_rows, users, args, setting, init_params)
+        begin = partial(program.init, init_key, source.num_rows, users, args, setting, init_params)
+        parameters = begin(only_shapes=given is not None)
         if program.sites.axes:
             check_by_rows(self.optim)
         if given is None:
             return TrainingState(parameters, None, 0, key, order_key, 1.0, 0, 0, 0, 0.0, 0, (), (), source.digest())
         found, structure = jax.tree.leaves(given.parameters), jax.tree.structure(parameters)
-        shapes = [x.shape for x in jax.tree.leaves(parameters)]
-        types = [x.dtype for x in jax.tree.leaves(parameters)]
-        del parameters  # not three of all tables at once
-        if [x.shape for x in found] != shapes or [x.dtype for x in found] != types:
+        wanted = jax.tree.leaves(parameters)
+        if [(x.shape, x.dtype) for x in found] != [(x.shape, x.dtype) for x in wanted]:
             raise ValueError(
                 "ChunkedSVI.run: init_state (or the checkpoint) is of another model, optimiser or number of rows: its "
-                f"arrays have the shapes {[x.shape for x in found]}, and these have {shapes}."
+                f"arrays have the shapes {[x.shape for x in found]}, and these have {[x.shape for x in wanted]}."
             )
         if given.digest not in ("", source.digest()):  # files of before have none
             raise ValueError(

@@ -55,7 +55,10 @@ class LaplaceProgram(Program):
         args: tuple[object, ...],
         setting: Setting,
         init_params: Mapping[str, object] | None = None,
+        *,
+        only_shapes: bool = False,
     ) -> Parameters:
+        # arrays in any case, which have their shapes: the model is looked at with them
         parameters = super().init(key, num_rows, users, args, setting, init_params)
         self.people = PersonalPosterior(self, Given(self.constrain(parameters.shared), setting), _CALLER)
         return parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -216,6 +217,7 @@ def _where_rows(active: Array, new: Any, old: Any) -> Any:
     return jax.tree.map(choose, new, old)
 
 
+@lru_cache(maxsize=16)
 def check_by_rows(optim: optax.GradientTransformation) -> None:
     """Refuse an optimiser whose step of one row depends on other rows, as that of a global norm does.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -46,6 +47,15 @@ class Parameters(NamedTuple):
         return batch._replace(tables=tables, row_states=states)
 
 
+class _Beginning(NamedTuple):
+    """Initial values of arguments of some shapes, and what a trace has told of the sites."""
+
+    recorder: Recorder
+    svi: SVI
+    begin: Callable[..., Any]
+    compiled: Callable[..., Any]
+
+
 class Program(Scoring):
     """Steps of one model and guide by batches, and its answers.
 
@@ -75,6 +85,9 @@ class Program(Scoring):
         self.optim, self.loss, self.has_carry = optim, loss, chunk is not None
         # not with an autoguide, which keeps arrays of its first call
         self._compiles_init = guide is None
+        init_state = optax.with_extra_args_support(optim).init
+        self._state_of, self._states_of = jax.jit(init_state), jax.jit(jax.vmap(init_state))
+        self._begun: dict[object, _Beginning] = {}
         self.run_chunks: Callable[..., tuple[Parameters, Array, Array, Array]] = jax.jit(
             self._run_chunks, static_argnames="width", donate_argnums=0
         )
@@ -88,6 +101,8 @@ class Program(Scoring):
         args: tuple[object, ...],
         setting: Setting,
         init_params: Mapping[str, object] | None = None,
+        *,
+        only_shapes: bool = False,
     ) -> Parameters:
         """Initial parameters; finds the local ones.
 
@@ -95,22 +110,21 @@ class Program(Scoring):
         :param args: arguments of the model for it.
         :param setting: further arguments of the model.
         :param init_params: values of some parameters to begin at.
+        :param bool only_shapes: shapes and types in the place of arrays, which costs no more than a trace.
         :raises ValueError: if a parameter cannot be taken by rows, or the model does not return its carry.
         """
-        recorder = Recorder(self.plate, users)
-        svi = SVI(self._returning_carry(args[-1] if self.has_carry else None), self.guide, optax.identity(), self.loss)
-
-        def begin(key: Array) -> Any:
-            with recorder:
-                state = svi.init(key, users, *args, init_params=init_params, **setting.kwargs)
-                return svi.optim.get_params(state.optim_state)
-
         with self.places.home():
             init_params = init_params and jax.tree.map(jnp.asarray, dict(init_params))
-            values = jax.jit(begin)(key) if self._compiles_init else begin(key)
+            given = (users, args, init_params, setting)
+            shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in jax.tree.leaves(given))
+            recorder, svi, begin, compiled = self._begun.setdefault(
+                (jax.tree.structure(given), shapes), self._beginning(users, args)
+            )
+            run = begin if not self._compiles_init else partial(jax.eval_shape, begin) if only_shapes else compiled
+            values = run(key, *given)
             bounds = jax.tree.leaves(svi.constrain_fn.args)
             if any(isinstance(bound, jax.core.Tracer) for bound in bounds):  # they were made inside
-                values = begin(key)
+                values = begin(key, *given)
         unknown = sorted(set(init_params or ()) - set(values))
         if unknown:
             raise ValueError(
@@ -126,14 +140,28 @@ class Program(Scoring):
         if not values:
             raise ValueError("ChunkedSVI: there is nothing to train, as neither model nor guide has a param site.")
         self.sites, self.constrain = recorder.local_sites(num_rows), svi.constrain_fn
+        if only_shapes:
+            whole = by_rows(self.optim, self.sites.axes)
+            return jax.eval_shape(lambda x: Parameters(*parted(x, self.sites.axes), *whole.init(x)), values)
         # copies: a model may give the same array to two parameters, and buffers are donated
         shared, values = parted(values, self.sites.axes)
         shared = jax.tree.map(jnp.array, shared)
         # one after the other, so that no two of all tables are held at once
         tables = {name: self.places.owned(values.pop(name)) for name in list(values)}
-        init_state = optax.with_extra_args_support(self.optim).init
-        shared_state = jax.jit(init_state)(shared) if shared else ()
-        return Parameters(shared, tables, shared_state, self.places.states(init_state, tables) if tables else ())
+        shared_state = self._state_of(shared) if shared else ()
+        return Parameters(shared, tables, shared_state, self.places.states(self._states_of, tables) if tables else ())
+
+    def _beginning(self, users: Array, args: tuple[Any, ...]) -> _Beginning:
+        recorder = Recorder(self.plate, users)
+        svi = SVI(self._returning_carry(args[-1] if self.has_carry else None), self.guide, optax.identity(), self.loss)
+
+        def begin(key: Array, users: Array, args: tuple[Any, ...], init_params: Any, setting: Setting) -> Any:
+            recorder.rows = users
+            with recorder:
+                state = svi.init(key, users, *args, init_params=init_params, **setting.kwargs)
+                return svi.optim.get_params(state.optim_state)
+
+        return _Beginning(recorder, svi, begin, jax.jit(begin))
 
     def constrained(self, parameters: Parameters) -> dict[str, Array]:
         """Values of all parameters as the model has them."""
