@@ -18,8 +18,9 @@ from numpyro_ext.infer.stochastic.person import Person, inverse_curvature
 from numpyro_ext.infer.stochastic.setting import Setting
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences, EventSplit
+from tests.tiers import thorough
 
-NUM_ITEMS = 4
+NUM_ITEMS, SGD = 4, optax.sgd(0.0)
 
 
 def tastes(users, events, mask, carry, *, num_users, num_items, rank):
@@ -190,7 +191,59 @@ def test_modes_are_found_where_gauss_newton_is_slow():
     large = {name: (10.0 if "basis" in name else 3.0) * value for name, value in first.params.items()}
     log = EventSequences.from_lists(items[:2])
     fit = engine.run(random.key(0), log, num_epochs=1, init_params=large, **options)
-    assert all(person.converged for person in fit.fold_in(list(items)))
+    people = fit.fold_in(list(items))
+    assert all(person.converged for person in people)
+
+    def density(numbers):
+        return people[0].look(numbers[None])[1][0]
+
+    np.testing.assert_allclose(jax.grad(density)(jnp.asarray(people[0].mode)), 0.0, atol=1e-4)
+    assert np.linalg.eigvalsh(jax.hessian(density)(jnp.asarray(people[0].mode))).max() < 0
+
+
+def turns(users, events, mask, carry, *, num_users, num_items, sees_others=False):
+    """Items by a state that the events turn, and by the last event, which the carry has as an integer."""
+    state, last = carry
+    with numpyro.plate("users", num_users, subsample_size=len(users), dim=-2):
+        taste = numpyro.sample("taste", dist.Normal(0.0, 1.0).expand([2]).to_event(1))[:, 0]
+
+        def step(carry, event):
+            state, last = carry
+            logits = jnp.sin(state[:, None] * jnp.arange(num_items)) + taste[:, :1] * (last[:, None] == 1)
+            return (jnp.tanh(taste[:, 1] * state + taste[:, 0] * event), event), logits
+
+        carry, logits = jax.lax.scan(step, (state, last), events.T)
+        logits = jnp.swapaxes(logits, 0, 1)
+        logits = logits * (1 + taste[:, :1, None] * events.sum(1)[:, None, None]) if sees_others else logits
+        with numpyro.plate("steps", events.shape[1], dim=-1), numpyro.handlers.mask(mask=mask):
+            numpyro.sample("event", dist.Categorical(logits=logits), obs=events)
+    return carry
+
+
+GRU = {"width": 2, "personal": "low-rank", "rank": 2, "cell": "gru", "num_items": 5}
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "carry", "is_stepwise"),
+    [
+        (turns, {"num_items": 4}, (jnp.array(0.3), jnp.array(0)), True),
+        *thorough(
+            (turns, {"num_items": 4, "sees_others": True}, (jnp.array(0.3), jnp.array(0)), False),
+            (collaborative_rnn, GRU, jnp.zeros(2), True),
+            (collaborative_rnn, {**GRU, "pointer": True}, (jnp.zeros(2), jnp.zeros(5)), False),
+        ),
+    ],
+)
+def test_the_curvature_is_the_hessian_of_the_density(model, options, carry, is_stepwise):
+    items, mask = jnp.array([1, 3, 0, 1, 1, 2, 0, 0]), jnp.arange(8) < 6
+    setting, program = Setting.of({"num_users": 1, **options}, carry, 1), LaplaceProgram(model, SGD, "users", 8)
+    args = (items[None], mask[None], jax.tree.map(lambda x: x[None], carry))
+    first = program.init(random.key(0), 1, jnp.arange(1), args, setting, None)
+    person, given, numbers = program.people, Given(program.constrained(first), setting), jnp.array([0.5, -0.8])
+    assert person.is_stepwise is is_stepwise
+    precision = person._slopes(numbers, given, items, mask).precision
+    found = jax.jit(person._curvature)(numbers, precision, given, items, mask)
+    np.testing.assert_allclose(found, -jax.hessian(person._density)(numbers, given, items, mask), rtol=1e-9, atol=1e-9)
 
 
 def test_slopes_in_single_precision_are_those_of_autodiff():

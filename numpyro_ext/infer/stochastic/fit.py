@@ -238,7 +238,7 @@ class ChunkedFit(Shown):
             ``log_evidence``; a list of them for a list of histories.
         :raises ValueError: if the model has free parameters of each user, or other latent sites.
 
-        **Cost:** a few Newton steps, each of about five forward passes for each latent number.
+        **Cost:** some Newton steps, each of about two forward passes for each latent number.
         """
         self._check_sequential()
         if getattr(history, "ndim", 0) == 2:

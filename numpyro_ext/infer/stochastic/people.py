@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array, lax
 from numpyro.handlers import seed, substitute, trace
 
+from .bending import weighted_bending
 from .local_sites import InBatch, personal_site
 from .person import Person, inverse_curvature
 from .program import Program
@@ -20,7 +21,11 @@ from .setting import Setting
 
 MOST_STEPS = 100
 GAUSS_NEWTON_STEPS = 5
-"""Steps after which those of Newton are taken where the density is concave, as Gauss-Newton can be slow."""
+"""Steps after which those of Newton are taken, as Gauss-Newton can be slow."""
+FIRST_RADIUS = 2.0
+"""Of the first step, in posterior standard deviations."""
+_HALVINGS = 30
+_PROBES = 5
 _DRAWS_AT_ONCE = 16
 _MOST_CELLS = 2**20
 """Tangents of probabilities of people whose modes are found side by side, where each waits for the slowest."""
@@ -56,10 +61,40 @@ class _Place(NamedTuple):
 
     numbers: Array
     at: Slopes
-    metric: Array
-    """Curvature by which the next step goes."""
-    distance: Array
-    """Length of that step, in posterior standard deviations."""
+    axes: Array
+    """Axes of the Hessian in the Gauss-Newton metric, in columns."""
+    bends: Array
+    """Minus the second derivative along each, ascending."""
+
+    @property
+    def slopes(self) -> Array:
+        """First derivative along each axis."""
+        return self.axes.T @ self.at.gradient
+
+    @property
+    def distance(self) -> Array:
+        """Length of the Newton step, in posterior standard deviations; infinite where the density is not concave."""
+        squares = self.slopes**2 / self.bends
+        return jnp.where(self.bends[0] > 0, jnp.sqrt(squares.sum()), jnp.inf)
+
+    def step(self, radius: Array) -> Array:
+        """Step along the axes to the maximum of the quadratic density within a radius."""
+        slopes, bends = self.slopes, self.bends
+        least = jnp.maximum(-bends[0], 0.0) + jnp.finfo(bends.dtype).eps * jnp.abs(bends).max()
+
+        def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+            low, high = bounds
+            middle = (low + high) / 2
+            is_long = jnp.linalg.norm(slopes / (bends + middle)) > radius
+            return jnp.where(is_long, middle, low), jnp.where(is_long, high, middle)
+
+        far = least + jnp.linalg.norm(slopes) / radius
+        _, damping = lax.fori_loop(0, _HALVINGS, halve, (least, far))
+        is_inside = (bends[0] > 0) & (jnp.linalg.norm(slopes / bends) <= radius)
+        along = slopes / (bends + jnp.where(is_inside, 0.0, damping))
+        # at a saddle nothing may lead off it but the axis itself
+        rest = jnp.sqrt(jnp.maximum(radius**2 - (along**2).sum(), 0.0))
+        return along.at[0].add(jnp.where(bends[0] > 0, 0.0, jnp.where(slopes[0] < 0, -rest, rest)))
 
 
 class PersonalPosterior:
@@ -70,28 +105,37 @@ class PersonalPosterior:
     :param caller: name for messages.
     """
 
+    name: str
+    """Of the latent site."""
+    shape: tuple[int, ...]
+    """Of the site for one person."""
+    size: int
+
     def __init__(self, program: Program, given: Given, caller: str) -> None:
         self.program = program
-        self.name, self.shape = self._latent_site(given, caller)
-        self.size = int(np.prod(self.shape))
+        self.is_stepwise = self._look_at_site(given, caller) <= 1e-4
+        """True if events one by one have the logits of all together, and second derivatives that are finite."""
         self.find = jax.jit(self._find)
         self.look = jax.jit(self._look)
 
-    def _trace(self, given: Given, values: dict[str, Array], items: Array, mask: Array) -> Any:
+    def _trace(
+        self, given: Given, values: dict[str, Array], items: Array, mask: Array, carry: Any = None
+    ) -> tuple[Any, Any]:
+        """Sites of one person, and the carry after her events."""
         users, setting = jnp.zeros(1, int), given.setting
+        before = of_each(setting.carry if carry is None else carry, 1)
         batch = InBatch(None, self.program.plate, users, {})
         with trace() as sites, seed(rng_seed=0), substitute(data={**given.params, **values}), batch:
-            self.program.model(users, items[None], mask[None], of_each(setting.carry, 1), **setting.kwargs)
-        return sites
+            after = self.program.model(users, items[None], mask[None], before, **setting.kwargs)
+        return sites, jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype)[0], after, before)
 
-    def _latent_site(self, given: Given, caller: str) -> tuple[str, tuple[int, ...]]:
-        """Name of the latent site, and its shape for one person."""
-        found: dict[str, tuple[int, ...]] = {}
+    def _look_at_site(self, given: Given, caller: str) -> float:
+        """Find the latent site; returns the difference between events one by one and together."""
 
         @jax.jit
-        def excess(given: Given) -> Array:
-            """Log density of the site at some numbers, less that of standard normal ones."""
-            sites = self._trace(given, {}, jnp.zeros(1, int), jnp.ones(1, bool))
+        def gaps(given: Given) -> tuple[Array, Array]:
+            """Log density of the site at some numbers, less that of standard normal ones, and that difference."""
+            sites, _ = self._trace(given, {}, jnp.zeros(1, int), jnp.ones(1, bool))
             own = [name for name in self.program.sites.axes if name in sites]
             if own:
                 raise ValueError(
@@ -100,23 +144,43 @@ class PersonalPosterior:
                 )
             site = personal_site(sites, self.program.plate, caller)
             shape = jnp.shape(site["value"])
-            found[site["name"]] = shape[1:]
-            probe = jnp.linspace(-1.0, 2.0, int(np.prod(shape))).reshape(shape)
+            self.name, self.shape, self.size = site["name"], shape[1:], int(np.prod(shape))
+            probe = jnp.linspace(-1.0, 2.0, self.size).reshape(shape)
             log_prob: Array = site["fn"].log_prob(probe).sum()
-            return log_prob + 0.5 * (probe**2 + jnp.log(2 * jnp.pi)).sum()
+            return log_prob + 0.5 * (probe**2 + jnp.log(2 * jnp.pi)).sum(), self._gap_of_steps(given)
 
-        gap = excess(given)
-        [(name, shape)] = found.items()
-        if not abs(gap) <= 1e-4 * max(int(np.prod(shape)), 1):
+        gap, gap_of_steps = gaps(given)
+        if not abs(gap) <= 1e-4 * max(self.size, 1):
             raise ValueError(
-                f"{caller}: the site {name!r} must be standard normal. Write sums and scales of it in the model."
+                f"{caller}: the site {self.name!r} must be standard normal. Write sums and scales of it in the model."
             )
-        return name, shape
+        return float(gap_of_steps)
 
     def _logits(self, given: Given, numbers: Array, items: Array, mask: Array) -> Array:
         """Logits of each event, shape ``(steps, items)``."""
-        sites = self._trace(given, {self.name: numbers.reshape(1, *self.shape)}, items, mask)
+        sites, _ = self._trace(given, self._values(numbers), items, mask)
         return logits_of(sites, len(items))[0]
+
+    def _step(self, given: Given, numbers: Array, carry: Any, item: Array) -> tuple[Any, Array]:
+        """Carry after one event, and its logits."""
+        sites, after = self._trace(given, self._values(numbers), item[None], jnp.ones(1, bool), carry)
+        return after, logits_of(sites, 1)[0, 0]
+
+    def _gap_of_steps(self, given: Given) -> Array:
+        """Greatest difference in the logits of a few events, one by one and together.
+
+        It is infinite where second derivatives in the carry are, as in counts that nothing was added to.
+        """
+        mask = jnp.ones(_PROBES, bool)
+        numbers, items = jnp.linspace(-1.0, 2.0, self.size), jnp.arange(_PROBES) % given.setting.kwargs["num_items"]
+        alone = lax.scan(lambda carry, item: self._step(given, numbers, carry, item), given.setting.carry, items)[1]
+        together = self._logits(given, numbers, items, mask)
+        differences = jnp.where(alone == together, 0.0, jnp.abs(alone - together) / (1.0 + jnp.abs(together)))
+        is_finite = jnp.isfinite(self._bending(numbers, given, items, mask)).all()
+        return jnp.where(is_finite, jnp.max(differences), jnp.inf)
+
+    def _values(self, numbers: Array) -> dict[str, Array]:
+        return {self.name: numbers.reshape(1, *self.shape)}
 
     def _look(self, given: Given, draws: Array, items: Array, length: Array) -> tuple[Array, Array]:
         """Log probabilities of the next item, and log density of events and latent numbers, at draws of these."""
@@ -153,47 +217,66 @@ class PersonalPosterior:
         )
 
     def _curvature(self, numbers: Array, precision: Array, given: Given, items: Array, mask: Array) -> Array:
-        """Minus the Hessian of the log density where this is concave, and the Gauss-Newton curvature elsewhere."""
-        exact = -jax.jacfwd(jax.grad(self._density))(numbers, given, items, mask)
-        is_concave = jnp.isfinite(jnp.linalg.cholesky(exact)).all()
-        return jnp.where(is_concave, exact, precision)
+        """Minus the Hessian of the log density: the Gauss-Newton curvature less what the bent logits add."""
+
+        if not self.is_stepwise:
+            return -jax.jacfwd(jax.grad(self._density))(numbers, given, items, mask)
+
+        return precision - self._bending(numbers, given, items, mask)
+
+    def _bending(self, numbers: Array, given: Given, items: Array, mask: Array) -> Array:
+        """Second derivatives of the log density that Gauss-Newton leaves out."""
+        probabilities = jax.nn.softmax(self._logits(given, numbers, items, mask))
+        seen = jax.nn.one_hot(items, probabilities.shape[1], dtype=probabilities.dtype)
+        residuals = jnp.where(mask[:, None], seen - probabilities, 0.0)
+        return weighted_bending(partial(self._step, given), given.setting.carry, numbers, items, residuals)
 
     def mode(self, given: Given, start: Array, items: Array, length: Array) -> Mode:
-        """Gaussian at the mode, by damped steps that raise the density: of Gauss-Newton first, then of Newton.
+        """Gaussian at the mode, by steps within a radius in the Gauss-Newton metric: of Gauss-Newton, then of Newton.
 
         :param start: latent numbers to begin at, shape ``(K,)``.
         :param items: of one person, padded, shape ``(steps,)``.
         :param length: number of events.
+
+        **Source:** Nocedal and Wright (2006), *Numerical optimization*, section 4.1 and algorithm 4.1.
         """
         mask = jnp.arange(len(items)) < length
         tolerance = jnp.finfo(start.dtype).eps ** 0.4
 
-        def look(numbers: Array, is_newton: bool) -> _Place:
+        def look(numbers: Array, number: Array) -> _Place:
             at = self._slopes(numbers, given, items, mask)
-            metric = self._curvature(numbers, at.precision, given, items, mask) if is_newton else at.precision
-            return _Place(numbers, at, metric, jnp.sqrt(jnp.vdot(at.gradient, jnp.linalg.solve(metric, at.gradient))))
+            exact = lax.cond(
+                number < GAUSS_NEWTON_STEPS,
+                lambda: at.precision,
+                lambda: self._curvature(numbers, at.precision, given, items, mask),
+            )
+            values, vectors = jnp.linalg.eigh(at.precision)
+            root = vectors / jnp.sqrt(jnp.maximum(values, 1.0))
+            bends, axes = jnp.linalg.eigh(root.T @ exact @ root)
+            return _Place(numbers, at, root @ axes, bends)
 
-        def ascended(state: tuple[_Place, Array, Array], most: int, is_newton: bool) -> tuple[_Place, Array, Array]:
-            def unfinished(state: tuple[_Place, Array, Array]) -> Array:
-                return (state[2] < most) & ~(state[0].distance <= tolerance)
+        def unfinished(state: tuple[_Place, Array, Array]) -> Array:
+            return (state[2] < MOST_STEPS) & ~(state[0].distance <= tolerance)
 
-            def step(state: tuple[_Place, Array, Array]) -> tuple[_Place, Array, Array]:
-                place, damping, number = state
-                damped = place.metric + damping * jnp.diag(jnp.diag(place.metric))
-                trial = place.numbers + jnp.linalg.solve(damped, place.at.gradient)
-                value = self._density(trial, given, items, mask)
-                # near the mode differences are rounding
-                taken = value >= place.at.value - tolerance**2 * (1.0 + jnp.abs(place.at.value))
-                place = lax.cond(taken, lambda: look(trial, is_newton), lambda: place)
-                return place, jnp.where(taken, damping / 4, 4 * damping + 0.1), number + 1
+        def step(state: tuple[_Place, Array, Array]) -> tuple[_Place, Array, Array]:
+            place, radius, number = state
+            along = place.step(radius)
+            trial = place.numbers + place.axes @ along
+            slack = tolerance**2 * (1.0 + jnp.abs(place.at.value))  # near the mode differences are rounding
+            gained = self._density(trial, given, items, mask) - place.at.value + slack
+            expected = place.slopes @ along - 0.5 * (place.bends * along**2).sum() + slack
+            length = jnp.linalg.norm(along)
+            is_good, is_poor = gained > 0.75 * expected, ~(gained > 0.25 * expected)
+            further = jnp.where(is_good, jnp.maximum(radius, 2 * length), radius)
+            is_first = number == 0
+            place = lax.cond(is_first | (gained > 0.05 * expected), lambda: look(trial, number), lambda: place)
+            return place, jnp.where(is_first, radius, jnp.where(is_poor, length / 4, further)), number + 1
 
-            return lax.while_loop(unfinished, step, state)
-
-        # one loop after the other, as side by side both curvatures would be computed in all steps
-        state = (look(start, False), jnp.zeros_like(start[0]), jnp.array(0))
-        place, *rest = ascended(state, GAUSS_NEWTON_STEPS, False)
-        place = lax.cond(place.distance <= tolerance, lambda: place, lambda: look(place.numbers, True))
-        place, _, number = ascended((place, *rest), MOST_STEPS, True)
+        # the first step goes nowhere, so that looking at a place is compiled once
+        nowhere = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(look, start, 0))
+        nowhere = nowhere._replace(numbers=start, bends=nowhere.bends - 1.0)
+        state = (nowhere, jnp.full_like(nowhere.bends[0], FIRST_RADIUS), jnp.array(0))
+        place, _, number = lax.while_loop(unfinished, step, state)
         return Mode(place.numbers, place.at.precision, _evidence(place.at), number, place.distance <= tolerance)
 
     def _find(self, given: Given, items: Array, lengths: Array) -> Mode:
@@ -217,7 +300,9 @@ class PersonalPosterior:
         """
         mask, held = jnp.arange(len(items)) < length, lax.stop_gradient(given)
         found = lax.stop_gradient(self.mode(held, lax.stop_gradient(start), items, length))
-        metric = lax.stop_gradient(self._curvature(found.mean, found.precision, held, items, mask))
+        exact = self._curvature(found.mean, found.precision, held, items, mask)
+        is_concave = jnp.isfinite(jnp.linalg.cholesky(exact)).all()
+        metric = lax.stop_gradient(jnp.where(is_concave, exact, found.precision))
         gradient = jax.grad(self._density)(found.mean, given, items, mask)
         numbers = found.mean + jnp.linalg.solve(metric, gradient)
         return _evidence(self._slopes(numbers, given, items, mask)), found
