@@ -130,7 +130,8 @@ def _solve(table: Any, vectors: np.ndarray, penalty: float, block: int = 1024) -
     upper, lower = np.triu_indices(width)  # of symmetric products half is enough
     place = np.empty((width, width), int)
     place[upper, lower] = place[lower, upper] = np.arange(len(upper))
-    products = vectors[:, upper] * vectors[:, lower]
+    # not vectors[:, upper], whose columns are in one piece: each block would copy it
+    products = np.take(vectors, upper, axis=1) * np.take(vectors, lower, axis=1)
     pattern = table.copy()
     pattern.data = np.ones_like(pattern.data)
     sizes = np.diff(table.indptr)
