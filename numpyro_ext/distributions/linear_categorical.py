@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -43,7 +45,12 @@ class LinearCategorical(CategoricalLogits):
                 "LinearCategorical needs weights of shape (K, D) and inputs of shape (..., D); got "
                 f"{self.weights.shape} and {self.inputs.shape}."
             )
-        super().__init__(self.inputs @ self.weights.T + self.offset, validate_args=validate_args)
+        # products of two matrices, as gradients of more axes would copy the logits in another order
+        *shape, width = self.inputs.shape
+        logits = self.inputs.reshape(prod(shape), width) @ self.weights.T
+        logits = logits + self.offset if self.offset.ndim <= 1 else logits
+        logits = logits.reshape(*shape, len(self.weights))
+        super().__init__(logits + self.offset if self.offset.ndim > 1 else logits, validate_args=validate_args)
 
     def _logits_at(self, value: Array) -> Array:
         """Logits of some categories, from their own rows of the weights: nothing is gathered among all logits."""
@@ -60,7 +67,9 @@ class LinearCategorical(CategoricalLogits):
         """Log probability of a category, of the batch shape broadcast with that of the value."""
         value = jnp.asarray(value)
         value = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, self.batch_shape))
-        return self._logits_at(value) - jax.nn.logsumexp(self.logits, -1)
+        *shape, number = self.logits.shape
+        total = jax.nn.logsumexp(self.logits.reshape(prod(shape), number), -1)
+        return self._logits_at(value) - total.reshape(shape)
 
     def sampled_log_prob(self, value: ArrayLike, candidates: ArrayLike, log_rates: ArrayLike) -> Array:
         r"""Log probability with a sum over some categories in the place of all.
