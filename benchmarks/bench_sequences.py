@@ -1,10 +1,12 @@
 """Cost of a step of ``ChunkedSVI`` on a collaborative network: by hand, by number of users, its products alone.
 
-Run as ``python -m benchmarks.bench_sequences``; CPU seconds of this process, medians of repeated steps.
+Run as ``python -m benchmarks.bench_sequences``; CPU seconds of this process, medians of repeated steps. With
+``memory device`` or ``memory host`` it prints the peak memory of runs over 100,000 users alone.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -179,6 +181,19 @@ def folding() -> None:
     print(f"| next_probabilities, 64 draws | {cpu_seconds(person.next_probabilities)[1]:.3f} |", flush=True)
 
 
+def memory(tables: Any) -> None:
+    """Print the peak memory of a run over 100,000 users, of whom 1,000 have events, and of one that goes on from it."""
+    log, number = log_of(1_000), 100_000
+    lengths = np.pad(log.lengths, (0, number - 1_000))
+    log = SimpleNamespace(items=log.items, lengths=lengths, starts=np.cumsum(lengths) - lengths, num_items=ITEMS)
+    options = {"plate": "users", "batch_size": BATCH, "chunk": CHUNK, "progress_bar": False, "tables": tables}
+    engine, state = ChunkedSVI(collaborative_rnn, optim=OPTIM, **options), None
+    for num_epochs in (1, 2):
+        given = {"num_epochs": num_epochs, "init_state": state, "width": WIDTH, "cell": "gru"}
+        state = engine.run(random.key(0), log, **given).last_state
+        print(f"| (peak memory so far, tables on the {tables}, GiB) | {peak_bytes() / 2**30:.2f} |", flush=True)
+
+
 def first_step() -> float:
     """A batch of 20 users and its compilation, in this process."""
     engine = ChunkedSVI(
@@ -188,7 +203,10 @@ def first_step() -> float:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table, or peak memory."""
+    if sys.argv[1:2] == ["memory"]:
+        memory(sys.argv[2])
+        return
     print("| what | CPU-s |\n|---|---|")
     print(f"| the first batch of the process | {first_step():.1f} |", flush=True)
     folding()
