@@ -12,9 +12,9 @@ import pytest
 from jax import random
 
 from numpyro_ext.infer import ChunkedSVI
-from numpyro_ext.infer.stochastic.laplace import LaplaceProgram
-from numpyro_ext.infer.stochastic.people import Given
-from numpyro_ext.infer.stochastic.person import Person, inverse_curvature
+from numpyro_ext.infer.stochastic.personal.laplace import LaplaceProgram
+from numpyro_ext.infer.stochastic.personal.people import Given
+from numpyro_ext.infer.stochastic.personal.person import Person, inverse_curvature
 from numpyro_ext.infer.stochastic.setting import Setting
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences, EventSplit

@@ -13,7 +13,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import ChunkedSVI
-from numpyro_ext.infer.stochastic.people import Given
+from numpyro_ext.infer.stochastic.personal.people import Given
 from numpyro_ext.models import collaborative_rnn
 from tests.monte_carlo import NUM_ERRORS
 

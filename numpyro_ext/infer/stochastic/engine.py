@@ -21,8 +21,8 @@ from .data import Rows, Sequences
 from .devices import Host, OneDevice, SeveralDevices, checked_devices
 from .fit import ChunkedFit, TrainingState
 from .labels import Labels
-from .laplace import LaplaceProgram
 from .local_sites import LocalSites, check_by_rows, check_first_steps
+from .personal.laplace import LaplaceProgram
 from .program import Program
 from .setting import Setting
 from .training import Checkpoint, Training

@@ -17,7 +17,7 @@ from ..front.files.archive import Content, write_archive
 from .chunks import Events, checked_events, joined
 from .labels import Labels, checked_user
 from .local_sites import parted
-from .people import Given, PersonalPosterior
+from .personal.people import Given, PersonalPosterior
 from .program import Parameters, Program
 from .scoring import checked_draws
 from .setting import Setting

@@ -12,12 +12,12 @@ import numpy as np
 from jax import Array, lax
 from numpyro.handlers import seed, substitute, trace
 
+from ..local_sites import InBatch, personal_site
+from ..program import Program
+from ..scoring import logits_of, of_each
+from ..setting import Setting
 from .bending import weighted_bending
-from .local_sites import InBatch, personal_site
 from .person import Person, inverse_curvature
-from .program import Program
-from .scoring import logits_of, of_each
-from .setting import Setting
 
 MOST_STEPS = 100
 GAUSS_NEWTON_STEPS = 5

@@ -15,12 +15,12 @@ from jax import Array, lax
 from numpyro.handlers import block, seed, trace
 from numpyro.infer import Trace_ELBO
 
-from .chunks import Events, batches_of_events, chunk_of
-from .devices import OneDevice
-from .local_sites import by_rows, merged, parted, personal_site
+from ..chunks import Events, batches_of_events, chunk_of
+from ..devices import OneDevice
+from ..local_sites import by_rows, merged, parted, personal_site
+from ..program import Parameters, Program
+from ..setting import Setting
 from .people import Given, Mode, PersonalPosterior
-from .program import Parameters, Program
-from .setting import Setting
 
 _CALLER = 'ChunkedSVI(local="laplace")'
 

@@ -13,10 +13,10 @@ import numpy as np
 from jax import Array
 from scipy.special import gammaln
 
-from ...display import Shown
-from ..front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
-from ..front.running.progress import warn
-from .scoring import checked_draws
+from ....display import Shown
+from ...front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
+from ...front.running.progress import warn
+from ..scoring import checked_draws
 
 _DEGREES = 10.0
 """Degrees of freedom of the t-distribution that weighted draws are from: its tails must not be the lighter ones."""
