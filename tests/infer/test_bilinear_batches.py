@@ -134,6 +134,34 @@ def test_going_on():
 
 
 @pytest.mark.thorough
+def test_a_checkpoint(tmp_path):
+    """Two epochs and three more from the file are five; other data are refused."""
+    batches, key = make_batches(), jax.random.key(1)
+    engine, options = make_engine(covariance="full", tol=1e-300), {"over": "w", **SIZES}
+    with pytest.warns(UserWarning, match="did not converge"):
+        whole = fit_batches(engine, key, batches, num_epochs=5, **options)
+        fit_batches(engine, key, batches, num_epochs=2, checkpoint=tmp_path / "epochs", **options)
+        resumed = fit_batches(engine, key, batches, num_epochs=5, checkpoint=tmp_path / "epochs", **options)
+    np.testing.assert_array_equal(resumed.diagnostics.objective_trace, whole.diagnostics.objective_trace)
+    for site in ("w", "z"):
+        np.testing.assert_array_equal(resumed.posterior[site].mean, whole.posterior[site].mean)
+    with pytest.raises(ValueError, match="other data"):
+        other = [batches[0], {**batches[1], "counts": batches[1]["counts"] + 1}]
+        fit_batches(engine, key, other, checkpoint=tmp_path / "epochs", **options)
+    with pytest.raises(ValueError, match="another model, or of this one on data of other shapes"):
+        fit_batches(engine, key, batches[:1], checkpoint=tmp_path / "epochs", **options)
+
+
+def test_batches_that_are_none():
+    engine, key, batch = make_engine(), jax.random.key(0), make_batches()[0]
+    for batches in (batch, "rows", [1.0], [np.zeros((2, 3))]):
+        with pytest.raises(TypeError, match="A batch is a tuple of positional or a dictionary"):
+            fit_batches(engine, key, batches, over="w", **SIZES)
+    with pytest.raises(TypeError, match="batches must be a list or generator"):
+        fit_batches(engine, key, 3, over="w", **SIZES)
+
+
+@pytest.mark.thorough
 def test_what_cannot_be_fitted_in_batches():
     batches = make_batches()
     engine, key = make_engine(), jax.random.key(0)
@@ -154,7 +182,7 @@ def test_what_cannot_be_fitted_in_batches():
         fit_batches(engine, key, [empty], over="w", num_rows=2, **SIZES)
     with pytest.raises(ValueError, match="would have to be learned"):
         fit_batches(BilinearVG(poisson_factorization, progress_bar=False), key, batches, over="w", **SIZES)
-    with pytest.raises(ValueError, match="leave devices"):
+    with pytest.raises(ValueError, match="leave solver"):
         fit_batches(make_engine(solver="lbfgs"), key, batches, over="w", **SIZES)
 
 

@@ -1,11 +1,7 @@
 """Rows divided between devices, of one process and of two: the same numbers as on a single device."""
 
-import os
-import socket
-import subprocess
-import sys
 import warnings
-from pathlib import Path
+from functools import partial
 
 import jax
 import numpy as np
@@ -15,9 +11,9 @@ from numpyro_ext.infer import BilinearVG
 from numpyro_ext.infer.bilinear.algorithms.schedules.devices import place_rows
 from numpyro_ext.models import poisson_factorization
 from tests.infer.bilinear_devices import fits
+from tests.processes import module_command, run_in_two_processes, run_on_devices
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
-ROOT = Path(__file__).parents[2]
 
 
 def test_every_row_and_every_cell_has_one_place():
@@ -42,16 +38,10 @@ def test_every_row_and_every_cell_has_one_place():
     assert few.is_used.sum() == 2 and few.is_cell.sum() == 1
 
 
-def environment(num_devices):
-    flags = f"--xla_force_host_platform_device_count={num_devices}"
-    return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-
-
 @pytest.mark.thorough
 def test_sweeps_on_four_devices(tmp_path):
     path = tmp_path / "sweeps.npz"
-    command = [sys.executable, "-m", "tests.infer.bilinear_device_sweeps", str(path)]
-    subprocess.run(command, env=environment(4), check=True, timeout=300)
+    run_on_devices("tests.infer.bilinear_device_sweeps", path, timeout=300)
     with np.load(path) as found:
         assert found["num_devices"] == 4
         names = [name.removeprefix("one-") for name in found if name.startswith("one-")]
@@ -83,8 +73,7 @@ def compare(path, alone):
 @needs_float64
 @pytest.mark.slow
 def test_four_devices(alone, tmp_path):
-    command = [sys.executable, "-m", "tests.infer.bilinear_devices", str(tmp_path)]
-    subprocess.run(command, env=environment(4), check=True, timeout=900)
+    run_on_devices("tests.infer.bilinear_devices", tmp_path)
     compare(tmp_path / "0.npz", alone)
 
 
@@ -92,18 +81,6 @@ def test_four_devices(alone, tmp_path):
 @pytest.mark.slow
 def test_two_processes(alone, tmp_path):
     """Of two devices each."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.infer.bilinear_devices", str(tmp_path), "--processes", "2"]
-    processes = [
-        subprocess.Popen([*command, "--process", str(i), "--port", str(port)], env=environment(2)) for i in range(2)
-    ]
-    try:
-        assert [process.wait(timeout=900) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    run_in_two_processes(partial(module_command, "tests.infer.bilinear_devices", tmp_path))
     for number in range(2):
         compare(tmp_path / f"{number}.npz", alone)

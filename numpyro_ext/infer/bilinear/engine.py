@@ -76,7 +76,7 @@ class BilinearVG(BilinearAnswers):
     data on its host, and a predictor with hyperparameters to learn is evaluated for all cells on every device; a
     device keeps no other cells than its own otherwise.
 
-    For data beyond memory there is :func:`~numpyro_ext.infer.fit_batches`.
+    For data beyond memory, or rows that only their process has: :func:`~numpyro_ext.infer.fit_batches`.
 
     **Example:**
 

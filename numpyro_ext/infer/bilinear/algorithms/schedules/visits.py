@@ -6,24 +6,22 @@ batch's own vectors, moves the shared ones by natural-gradient steps on the batc
 all others, and then renews the batch's factor. Where nothing moves any more, the gradient of the whole objective is
 zero: the end is an optimum of the whole data, and no step sizes that decrease are needed. With factors that are summed
 instead of kept it would be stochastic variational inference (Hoffman, Blei, Wang and Paisley 2013), which ends near it.
+
+A batch may be divided between devices, also of several processes: its own vectors need no communication, and for the
+shared ones sums over the cells are added.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from .....linalg.cholesky import cholesky, cholesky_solve
-from .....linalg.padding import rounded_up
-from .....structure.bilinear.form import Bilinear, GaussianSide
+from .....structure.bilinear.form import GaussianSide
 from .. import steps
-from .. import sweeps as core
-from ..cells import Block, Side, View, sum_cells
+from ..cells import Block, View, over_devices, sum_cells
 from .loop import fit_side
 
 _OWN_STEPS = 10
@@ -65,52 +63,6 @@ class Visited(NamedTuple):
     """The batch's part of the objective before the shared vectors moved, a scalar."""
 
 
-class BatchStore:
-    """Prepared batches in files of a folder.
-
-    :param folder: an empty one.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-        self._structures: list[Any] = []
-
-    def __len__(self) -> int:
-        return len(self._structures)
-
-    def append(self, prepared: Prepared) -> None:
-        """Write one more."""
-        leaves, structure = jax.tree.flatten(prepared)
-        np.savez(self._path(len(self)), *map(np.asarray, leaves))
-        self._structures.append(structure)
-
-    def __getitem__(self, number: int) -> Prepared:
-        with np.load(self._path(number)) as content:
-            leaves = [content[f"arr_{i}"] for i in range(len(content.files))]
-        return jax.tree.unflatten(self._structures[number], leaves)
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"{number}.npz"
-
-
-def prepare_batch(form: Bilinear, own: Side, own_block: Block, shared: Block) -> Prepared:
-    """Order and pad the cells of a batch.
-
-    :param Bilinear form: of the batch.
-    :param str own: which side is the batch's own.
-    :param Block own_block: of these vectors; only its shapes count.
-    :param Block shared: the other side; only its shapes count.
-    """
-    form = _fill_up(form, own)
-    num = (form.rows if own == "rows" else form.columns).mean.shape[0]
-    own_block = jax.tree.map(lambda x: jnp.zeros((num, *x.shape[1:]), x.dtype), own_block)
-    views = jax.jit(core.make_views)(form, *((own_block, shared) if own == "rows" else (shared, own_block)))
-    assert isinstance(form.rows, GaussianSide) and isinstance(form.columns, GaussianSide)  # by fit_batches
-    if own == "rows":
-        return Prepared(views.rows, views.columns, form.rows, form.log_constant)
-    return Prepared(views.columns, views.rows, form.columns, form.log_constant)
-
-
 def start_shared(block: Block, prior: GaussianSide) -> SharedVectors:
     """Before the first visit: factors that say nothing."""
     precision = prior.matrices
@@ -118,32 +70,34 @@ def start_shared(block: Block, prior: GaussianSide) -> SharedVectors:
     return SharedVectors(block, jnp.full(block.mean.shape[:1], 0.5, block.mean.dtype), precision, shift)
 
 
-def start_visited(prepared: Prepared, own: Block, shared: SharedVectors) -> Visited:
+def start_visited(own: Block, shared: SharedVectors) -> Visited:
     """Before the first visit of a batch.
 
-    :param Block own: its vectors, without those that only fill up.
+    :param Block own: its vectors.
     """
-    num = prepared.own_prior.mean.shape[0]
-    own = jax.tree.map(lambda x: jnp.pad(x, [(0, num - x.shape[0])] + [(0, 0)] * (x.ndim - 1), mode="edge"), own)
     dtype = own.mean.dtype
     nothing = jnp.zeros_like(shared.precision), jnp.zeros_like(shared.shift)
-    return Visited(own, jnp.full((num,), 0.5, dtype), *nothing, jnp.full((), -jnp.inf, dtype))
+    return Visited(own, jnp.full(own.mean.shape[:-1], 0.5, dtype), *nothing, jnp.full((), -jnp.inf, dtype))
 
 
-@jax.jit
 def visit_batch(
-    prepared: Prepared, visited: Visited, shared: SharedVectors, moves_shared: Array
+    prepared: Prepared, visited: Visited, shared: SharedVectors, moves_shared: Array, *, axis_name: str | None = None
 ) -> tuple[Visited, SharedVectors]:
     """Fit the batch's own vectors, move the shared ones, renew the batch's factor.
 
-    :param Prepared prepared: the batch.
+    :param Prepared prepared: the batch, or the part of it that a device has.
     :param Visited visited: what its last visit left.
     :param SharedVectors shared: at present.
     :param moves_shared: false leaves the shared vectors where they are.
+    :param str axis_name: of the axis of devices between which the batch's own vectors are divided, if they are.
 
     Cost: at most some 20 passes over the cells.
     """
     own_view, shared_view, own_prior = prepared.own_view, prepared.shared_view, prepared.own_prior
+
+    def total(x: Array) -> Array:
+        return over_devices(jnp.sum(x), axis_name)
+
     own, values = steps.make_feasible(own_view, visited.own, shared.block, own_prior)
     assert isinstance(own, Block)
 
@@ -156,7 +110,7 @@ def visit_batch(
         values - steps.divergence(own, own_prior),
         num_steps=_OWN_STEPS,
         tol=_OWN_TOL,
-        measure=lambda gain, values: jnp.sum(gain) / (1.0 + jnp.abs(jnp.sum(values))),
+        measure=lambda gain, values: total(gain) / (1.0 + jnp.abs(total(values))),
     )
 
     # What the prior and all other batches say of the shared vectors.
@@ -164,35 +118,10 @@ def visit_batch(
     others = GaussianSide(cholesky_solve(cholesky(precision), shift), precision)
 
     def move_shared(_: int, carry: tuple[Block, Array]) -> tuple[Block, Array]:
-        return steps.step_side(shared_view, carry[0], own, others, carry[1])[:2]
+        return steps.step_side(shared_view, carry[0], own, others, carry[1], axis_name=axis_name)[:2]
 
     block, step = lax.fori_loop(0, jnp.where(moves_shared, _SHARED_STEPS, 0), move_shared, (shared.block, shared.step))
-    sums = sum_cells(shared_view, block, own, with_matrix=True)
+    sums = over_devices(sum_cells(shared_view, block, own, with_matrix=True), axis_name)
     new_shift = sums.slope + jnp.einsum("nij,nj->ni", sums.precision, block.mean)
-    new = Visited(own, own_step, sums.precision, new_shift, prepared.log_constant + jnp.sum(values))
+    new = Visited(own, own_step, sums.precision, new_shift, total(prepared.log_constant) + total(values))
     return new, SharedVectors(block, step, precision + sums.precision, shift + new_shift)
-
-
-def _fill_up(form: Bilinear, own: Side) -> Bilinear:
-    """The form with cells and vectors of no weight, to rounded numbers of both."""
-    num_cells = form.num_cells
-    more = rounded_up(num_cells) - num_cells
-
-    def fill(x: Array) -> Array:
-        if x.shape[:1] != (num_cells,):
-            return x
-        return jnp.pad(x, [(0, more)] + [(0, 0)] * (x.ndim - 1), mode="edge")
-
-    of_cells = ("row_index", "column_index", "coupling", "row_linear", "column_linear", "offset", "potential")
-    filled: dict[str, Any] = {name: jax.tree.map(fill, getattr(form, name)) for name in of_cells}
-    filled["weight"] = jnp.pad(form.weight, (0, more))
-    for name in ("row", "column"):
-        filled[f"{name}_order"] = jnp.asarray(np.argsort(np.asarray(filled[f"{name}_index"]), kind="stable"))
-    side = getattr(form, own)
-    num = side.mean.shape[0]
-    extra = rounded_up(num) - num
-    mean, precision = (
-        jnp.pad(x, [(0, extra)] + [(0, 0)] * (x.ndim - 1), mode="edge") for x in (side.mean, side.precision)
-    )
-    filled[own] = GaussianSide(mean, precision, jnp.pad(jnp.ones(num, mean.dtype), (0, extra)))
-    return form._replace(**filled)

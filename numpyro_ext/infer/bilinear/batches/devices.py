@@ -1,0 +1,94 @@
+"""Visits to batches on one device, on several, or on those of several processes, each of which has its own batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from ....compilation.store import shared as made_once
+from ..algorithms.schedules.devices import AXIS
+from ..algorithms.schedules.visits import Prepared, SharedVectors, Visited, visit_batch
+
+_BY_PART: Any = PartitionSpec(AXIS)
+_EVERYWHERE: Any = PartitionSpec()
+_VISITED: Any = Visited(_BY_PART, _BY_PART, _EVERYWHERE, _EVERYWHERE, _EVERYWHERE)
+
+
+class BatchDevices:
+    """Devices, each of which has a part of every batch; the shared vectors are on all.
+
+    :param devices: the same in all processes; by default the one that JAX takes.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device] | None) -> None:
+        found = jnp.zeros(()).devices() if devices is None else devices
+        self.all = tuple(sorted(found, key=lambda device: (device.process_index, device.id)))
+        self.local = [device for device in self.all if device.process_index == jax.process_index()]
+        self.processes = sorted({device.process_index for device in self.all})
+        self._programs = made_once(_Programs, self.all)
+
+    def visit(
+        self, prepared: Prepared, visited: Visited, shared: SharedVectors, moves_shared: bool
+    ) -> tuple[Visited, SharedVectors]:
+        """See :func:`~numpyro_ext.infer.bilinear.algorithms.schedules.visits.visit_batch`.
+
+        :param Prepared prepared: on the host, with a leading axis for the devices of this process.
+        :param Visited visited: on the host; its own vectors have such an axis.
+        :return: the outcome on the host, and the shared vectors, which stay on the devices.
+        """
+        own, own_step = self._put((visited.own, visited.own_step))
+        visited = visited._replace(own=own, own_step=own_step)
+        visited, shared = self._programs.visit(self._put(prepared), visited, shared, np.asarray(moves_shared))
+        return jax.tree.map(self._get, visited), shared
+
+    def of_all_processes(self, own: np.ndarray) -> np.ndarray:
+        """An array of each process, with a leading axis for the processes; all have the same shape."""
+        gathered = self._programs.gather(self._put(np.stack([own] * len(self.local))))
+        first = [[d.process_index for d in self.all].index(process) for process in self.processes]
+        return np.asarray(gathered)[first]
+
+    def _put(self, parts: Any) -> Any:
+        sharding = NamedSharding(self._programs.mesh, _BY_PART)
+
+        def put(x: np.ndarray) -> jax.Array:
+            pieces = [jax.device_put(x[i : i + 1], device) for i, device in enumerate(self.local)]
+            return jax.make_array_from_single_device_arrays((len(self.all), *x.shape[1:]), sharding, pieces)
+
+        return jax.tree.map(put, parts)
+
+    def _get(self, x: jax.Array) -> np.ndarray:
+        """The parts of this process, or all of an array that is everywhere."""
+        if x.is_fully_replicated:
+            return np.asarray(x)
+        found = {shard.device: shard.data for shard in x.addressable_shards}
+        return np.concatenate([np.asarray(found[device]) for device in self.local])
+
+
+class _Programs:
+    """What is compiled for some devices.
+
+    :param devices: in the order of the parts.
+    """
+
+    def __init__(self, devices: tuple[jax.Device, ...]) -> None:
+        self.mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
+        specs = (_BY_PART, _VISITED, _EVERYWHERE, _EVERYWHERE), (_VISITED, _EVERYWHERE)
+        on_devices = jax.shard_map(_visit_part, mesh=self.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+        self.visit = jax.jit(on_devices)
+        self.gather = jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, _EVERYWHERE))
+
+
+def _visit_part(
+    prepared: Prepared, visited: Visited, shared: SharedVectors, moves_shared: jax.Array
+) -> tuple[Visited, SharedVectors]:
+    """A visit of one device to its part."""
+    prepared, (own, own_step) = jax.tree.map(lambda x: x[0], (prepared, (visited.own, visited.own_step)))
+    visited = visited._replace(own=own, own_step=own_step)
+    visited, shared = visit_batch(prepared, visited, shared, moves_shared, axis_name=AXIS)
+    own, own_step = jax.tree.map(lambda x: x[None], (visited.own, visited.own_step))
+    return visited._replace(own=own, own_step=own_step), shared

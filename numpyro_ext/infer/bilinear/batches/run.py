@@ -1,0 +1,321 @@
+"""The batches that a fit has read, and where it is."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ....structure.bilinear.form import GaussianSide
+from ....structure.bilinear.read import read_like
+from ....structure.bilinear.reading import BilinearReading
+from ....structure.model.running.execution import check_key
+from ...front.results import Diagnostics
+from ...front.state import EngineState, data_digest
+from ...hyper.space import UnconstrainedSpace
+from ..algorithms import steps
+from ..algorithms import sweeps as core
+from ..algorithms.cells import Block, Side
+from ..algorithms.schedules.visits import SharedVectors, Visited, start_shared, start_visited
+from ..engine import BilinearVG
+from ..run import BilinearRun
+from .checkpoints import BatchCheckpoints, Progress
+from .devices import BatchDevices
+from .parts import BatchStore, DividedBatch, Sizes
+from .processes import Processes, Record
+
+Batch: TypeAlias = tuple[object, ...] | Mapping[str, object]
+
+
+class Call(NamedTuple):
+    """Arguments of :func:`~numpyro_ext.infer.fit_batches` that all processes share."""
+
+    engine: BilinearVG
+    rng_key: Array
+    over: str
+    num_epochs: int
+    init_state: EngineState | None
+    kwargs: dict[str, Any]
+
+    def check(self) -> None:
+        """Refuse what batches cannot do."""
+        check_key(self.rng_key)
+        engine = self.engine
+        if self.num_epochs < 1:
+            raise ValueError(f"num_epochs must be at least 1, got {self.num_epochs}.")
+        is_plain = engine.solver == "natural-gradient" and engine.bound == "exact"
+        if not is_plain or engine.unlisted_cells != "missing":
+            raise ValueError(
+                "Batches are fitted by natural gradients, to the cells that are listed: leave solver, bound and "
+                "unlisted_cells at their defaults."
+            )
+
+
+class BatchRun:
+    """A fit to batches in this process, and possibly in others with batches of their own.
+
+    The first batches of all processes are one batch whose own vectors are divided between all devices, the second
+    batches another one, and so on.
+
+    :param Call call: what is asked for.
+    :param batches: of this process.
+    :param path: of a checkpoint.
+    :param BatchStore store: of an empty folder.
+    """
+
+    def __init__(self, call: Call, batches: Iterable[Batch], path: Any, store: BatchStore) -> None:
+        self.call, self._store = call, store
+        self._devices = BatchDevices(call.engine.devices)
+        # Models are read, and answer, on one device of this process.
+        self._engine = copy.copy(call.engine)
+        self._engine.devices = None
+        self.processes = Processes(self._devices)
+        self.progress = Progress()
+        self._visited: list[Visited] = []
+        self._num_read = 0
+        self._digests: list[str] = []
+        self._batch: DividedBatch | None = None
+        self._checkpoints = BatchCheckpoints(path, self.processes)
+
+        def begin() -> Record:
+            call.check()
+            if not isinstance(batches, Iterable):
+                raise TypeError(f"batches must be a list or generator of batches, got {type(batches).__name__}.")
+            self._source = iter(batches)
+            return {"epochs": self._checkpoints.epochs(), "has_checkpoint": path is not None}
+
+        found = self.processes.share(begin, "before the first batch")
+        self.processes.check_equal([{"Is checkpoint= given?": record["has_checkpoint"]} for record in found])
+        self._checkpoints.choose([record["epochs"] for record in found])
+
+    _source: Iterator[Batch]
+    _reading: BilinearReading
+    _space: UnconstrainedSpace
+    _shared: SharedVectors
+    _prior: GaussianSide
+    _own: Side
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of the process that has most."""
+        return len(self._visited)
+
+    @property
+    def may_be_cut_short(self) -> bool:
+        """True if there is something to answer with, and no other process would wait for this one."""
+        has_begun = bool(self.progress.trace) or not self._checkpoints.is_resumed
+        return self.processes.is_alone and bool(self._visited) and has_begun
+
+    # Reading
+
+    def add(self) -> bool:
+        """Read the next batch of every process and visit it; false if there is none."""
+        number = self.num_batches
+        where = f"in batch {number}, counted from zero"
+        records = self.processes.share(self._read_next, where)
+        found = [Sizes(*record["sizes"]) for record in records if record["sizes"]]
+        if not number:
+            self._check_all_begin(records)
+        if not found:
+            return False
+        sizes = Sizes(*map(max, zip(*found, strict=True))).rounded()
+        same = self.processes.share(partial(self._store_batch, sizes), where)
+        self.processes.check_equal(same)
+        if not self._checkpoints.is_resumed:
+            # Shared vectors that have seen other batches must not forget them before these have been visited.
+            self.visit(number, moves_shared=self.call.init_state is None)
+        return True
+
+    def _check_all_begin(self, records: list[Record]) -> None:
+        without = [n for n, record in zip(self.processes.numbers, records, strict=True) if not record["sizes"]]
+        if without:
+            what = "" if self.processes.is_alone else f" in process {without[0]}"
+            others = "" if self.processes.is_alone else " Every process needs one: start fewer, or divide otherwise."
+            raise ValueError(f"There is no batch{what}: batches is empty.{others}")
+        self.processes.check_equal([record["call"] for record in records])
+
+    def _read_next(self) -> Record:
+        batch = next(self._source, None)
+        self._has_next = batch is not None
+        if batch is None:
+            return {"sizes": None}
+        try:
+            self._read(batch)
+        except Exception as error:
+            error.add_note(f"In batch {self.num_batches}, counted from zero.")
+            raise
+        assert self._batch is not None
+        return {"sizes": list(self._batch.sizes), "call": {} if self.num_batches else self._described()}
+
+    def _read(self, batch: Batch) -> None:
+        engine, number = self._engine, self.num_batches
+        if isinstance(batch, str) or not isinstance(batch, Mapping | tuple | list):
+            raise TypeError(
+                "A batch is a tuple of positional or a dictionary of keyword arguments of the model, and batches a "
+                f"list or generator of such; got a batch that is a {type(batch).__name__}."
+            )
+        args = () if isinstance(batch, Mapping) else tuple(batch)
+        kwargs = {**self.call.kwargs, **(batch if isinstance(batch, Mapping) else {})}
+        key = jax.random.fold_in(self.call.rng_key, number)
+        if number:
+            self._reading = read_like(self._reading, args, kwargs, key)
+        else:
+            # What all cells see is given, as any other hyperparameter.
+            self._reading, self._space, _ = engine._prepare(key, args, kwargs, with_common=False)
+            self._check_first()
+        reading, space = self._reading, self._space
+        programs, given = engine._programs(reading, space), (reading.data, space.fixed)
+        form, start = programs.form(*given), programs.init_state(*given, key)
+        is_rows = self._own == "rows"
+        own, shared = (start.rows, start.columns) if is_rows else (start.columns, start.rows)
+        own_prior, prior = (form.rows, form.columns) if is_rows else (form.columns, form.rows)
+        assert isinstance(own, Block) and isinstance(shared, Block)
+        assert isinstance(prior, GaussianSide) and isinstance(own_prior, GaussianSide)
+        if number:
+            self._check_shared(prior)
+        else:
+            self._prior, self._shared = prior, start_shared(self._first_shared(shared), prior)
+        # The shared vectors have random signs, and the own ones follow, however they are divided.
+        own = own._replace(mean=own_prior.mean)
+        self._batch = DividedBatch(form, self._own, own, shared, len(self._devices.local))
+        self._num_read = number + 1
+        self._digests.append(data_digest(reading.written_data, space.fixed, reading.key))
+
+    def _store_batch(self, sizes: Sizes) -> Record:
+        """Keep what was read; where a process has no batch any more, the last one without weight."""
+        assert self._batch is not None
+        prepared, own = self._batch.prepare(sizes, is_filler=not self._has_next)
+        self._store.append(prepared)
+        self._visited.append(start_visited(own, self._shared))
+        leaves, structure = jax.tree.flatten_with_path(prepared)
+        shapes = {f"Array {jax.tree_util.keystr(path)}": f"{x.dtype}{list(x.shape)}" for path, x in leaves}
+        return {**shapes, "Structure of a batch": hashlib.sha256(str(structure).encode()).hexdigest()[:16]}
+
+    def _described(self) -> Record:
+        """What is the same in all processes."""
+        call, families = self.call, self._engine._families(self._reading)
+        return {
+            "over": call.over,
+            "num_epochs": call.num_epochs,
+            "tol": call.engine._tolerance(),
+            "rng_key": jax.random.key_data(call.rng_key).ravel().tolist(),
+            "Sites of rows and columns": [list(names) for names in self._reading.sides],
+            "covariance of rows and columns": list(families),
+            "Number of shared vectors": self._prior.mean.shape[0],
+            "Components of a shared vector": self._prior.mean.shape[1],
+            "Numbers are": str(self._prior.mean.dtype),
+            "Prior of the shared vectors (sums)": _sums((self._prior.mean, self._prior.precision)),
+            "Start of the shared vectors (sums)": _sums(self._shared.block),
+        }
+
+    def _check_first(self) -> None:
+        if self._space.names:
+            raise ValueError(
+                f"{list(self._space.names)} would have to be learned, which batches cannot: fit some of the data with "
+                "engine.run, and give BilinearVG(..., hyper_values=...) what it learned."
+            )
+        sides = self._reading.sides
+        if any(self._reading.is_coupled):
+            raise ValueError(
+                "Batches share vectors that are independent, and covariance='component' is for vectors that depend on "
+                "each other: fit with engine.run, and add rows to the fit by fold_in."
+            )
+        if self.call.over not in self._reading.field:
+            raise ValueError(
+                f"over must be a site of one of the sides, {sides[0]} or {sides[1]}; got {self.call.over!r}."
+            )
+        self._own = "rows" if self.call.over in sides[0] else "columns"
+
+    def _first_shared(self, start: Block) -> Block:
+        """Start of the shared vectors: at random, or where an earlier fit left them."""
+        if self.call.init_state is None:
+            return start
+        state = self.call.init_state.state
+        found: Block = state.columns if self._own == "rows" else state.rows
+        shapes = [None if x is None else x.shape for x in (*start, *found)]
+        if shapes[:2] != shapes[2:]:
+            raise ValueError(
+                f"init_state has shared vectors with means and covariances of the shapes {shapes[2:]}; on these "
+                f"batches they have {shapes[:2]}."
+            )
+        return found
+
+    def _check_shared(self, prior: GaussianSide) -> None:
+        expected, found = (jax.tree.map(np.asarray, (p.mean, p.precision)) for p in (self._prior, prior))
+        names = self._reading.sides[1 if self._own == "rows" else 0]
+        what = f"{list(names)} of batch {self.num_batches}, counted from zero,"
+        if expected[0].shape != found[0].shape:
+            raise ValueError(
+                f"{what} are {found[0].shape[0]} vectors of {found[0].shape[1]} components, in the first batch "
+                f"{expected[0].shape[0]} of {expected[0].shape[1]}: all batches must share them."
+            )
+        if not all(np.allclose(x, y, equal_nan=True) for x, y in zip(expected, found, strict=True)):
+            raise ValueError(f"{what} have another prior than in the first batch: all batches must share it.")
+
+    # Visits
+
+    def visit(self, number: int, *, moves_shared: bool = True) -> None:
+        """Visit a batch of every process."""
+        visited, shared = self._devices.visit(self._store[number], self._visited[number], self._shared, moves_shared)
+        # Together, once both are there: an interruption must not leave a factor that is counted twice.
+        self._visited[number], self._shared = visited, shared
+        if not np.isfinite(visited.objective):
+            raise ValueError(
+                f"The objective of batch {number}, counted from zero, is {float(visited.objective)}: its counts or "
+                "covariates are not finite, or its rates overflow. Run the engine on this batch alone for the reason."
+            )
+
+    def begin(self) -> None:
+        """Count the visits while reading as the first epoch, or go on from a checkpoint."""
+        if self._checkpoints.is_resumed:
+            self.processes.share(self._resume, "while it read its checkpoint")
+        else:
+            self.end_epoch()
+
+    def end_epoch(self) -> None:
+        """Find the objective, and write a checkpoint."""
+        self.progress.advance(self.objective(), self.call.engine._tolerance())
+        self._checkpoints.write(self._shared, self._visited, self.progress, self._digest)
+
+    def _resume(self) -> Record:
+        found = self._checkpoints.read(self._shared, self._visited, self._digest)
+        self._shared, self._visited, self.progress = found
+        return {}
+
+    @property
+    def _digest(self) -> str:
+        return data_digest((), {}, *self._digests, len(self._devices.all), *self.processes.numbers)
+
+    def objective(self) -> float:
+        """Objective of all batches, each as of its last visit."""
+        block: Block = jax.tree.map(np.asarray, self._shared.block)
+        return float(sum(float(v.objective) for v in self._visited) - jnp.sum(steps.divergence(block, self._prior)))
+
+    def finish(self, bound: float, diagnostics: Diagnostics) -> BilinearVG:
+        """The engine of the last batch of this process."""
+        assert self._batch is not None
+        last = self._visited[self._num_read - 1]
+        own = self._batch.in_order((last.own, last.own_step))
+        sides = own, jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, (self._shared.block, self._shared.step)))
+        (rows, row_step), (columns, column_step) = sides if self._own == "rows" else sides[::-1]
+        state = core.State(rows, columns, row_step, column_step, jnp.asarray(bound), jnp.asarray(0))
+        call, reading, space = self.call, self._reading, self._space
+        programs = self._engine._programs(reading, space)
+        return call.engine._with_run(
+            BilinearRun.ended_at(
+                reading, space, programs, state, bound, diagnostics, call.rng_key, call.engine.num_samples
+            )
+        )
+
+
+def _sums(arrays: Any) -> list[float]:
+    """Sums with weights, that tell arrays apart."""
+    leaves = [np.asarray(x, float).ravel() for x in jax.tree.leaves(arrays)]
+    return [float(f"{x @ np.cos(np.arange(x.size)):.6g}") for x in leaves]
