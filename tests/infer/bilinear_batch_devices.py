@@ -86,6 +86,9 @@ def fits(devices, processes, checkpoint=None):
     engine = make_engine(devices, covariance="full", tol=1e-300)
     fitted = fit_batches(engine, key, iter(batches), over="w", num_epochs=5, checkpoint=checkpoint, **SIZES)
     out |= kept("counts", fitted, ("z", "col_bias", "w"))
+    if len(processes) == 1:
+        numbers = [len(rows) for rows in ROWS]
+        assert any(f"had {numbers} batches" in message for message in fitted.diagnostics.messages)
     if len(processes) == 2:
         new = fitted.fold_in(jax.random.key(1), **count_batches([1])[-1], **SIZES)
         out["last w of process 1"] = np.asarray(new.posterior["w"].mean)

@@ -42,8 +42,10 @@ class BatchDevices:
         :return: the outcome on the host, and the shared vectors, which stay on the devices.
         """
         own, own_step = self._put((visited.own, visited.own_step))
-        visited = visited._replace(own=own, own_step=own_step)
-        visited, shared = self._programs.visit(self._put(prepared), visited, shared, np.asarray(moves_shared))
+        # All are put, as arrays of the host have another type than those that are on the devices, and another program.
+        rest = visited.precision, visited.shift, visited.objective, np.asarray(moves_shared)
+        (*factor, moves), shared = jax.tree.map(self._spread, (rest, shared))
+        visited, shared = self._programs.visit(self._put(prepared), Visited(own, own_step, *factor), shared, moves)
         return jax.tree.map(self._get, visited), shared
 
     def of_all_processes(self, own: np.ndarray) -> np.ndarray:
@@ -60,6 +62,14 @@ class BatchDevices:
             return jax.make_array_from_single_device_arrays((len(self.all), *x.shape[1:]), sharding, pieces)
 
         return jax.tree.map(put, parts)
+
+    def _spread(self, x: Any) -> jax.Array:
+        """An array on every device."""
+        sharding = NamedSharding(self._programs.mesh, _EVERYWHERE)
+        if isinstance(x, jax.Array) and x.sharding == sharding:
+            return x
+        pieces = [jax.device_put(x, device) for device in self.local]
+        return jax.make_array_from_single_device_arrays(np.shape(x), sharding, pieces)
 
     def _get(self, x: jax.Array) -> np.ndarray:
         """The parts of this process, or all of an array that is everywhere."""

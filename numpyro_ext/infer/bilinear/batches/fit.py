@@ -127,5 +127,5 @@ def _iterate(run: BatchRun) -> BilinearVG:
         warn("fit_batches did not converge. " + " ".join(messages))
     values = np.array([*progress.trace, bound])
     num_epochs = len(progress.trace)
-    diagnostics = Diagnostics(not messages, num_epochs, values, progress.change, 0, {}, None, tuple(messages))
+    diagnostics = Diagnostics(not messages, num_epochs, values, progress.change, 0, {}, None, (*messages, *run.remarks))
     return run.finish(bound, diagnostics)

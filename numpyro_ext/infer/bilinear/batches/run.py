@@ -79,9 +79,8 @@ class BatchRun:
         self.processes = Processes(self._devices)
         self.progress = Progress()
         self._visited: list[Visited] = []
-        self._num_read = 0
+        self._num_of_all = [0] * len(self.processes.numbers)
         self._digests: list[str] = []
-        self._batch: DividedBatch | None = None
         self._checkpoints = BatchCheckpoints(path, self.processes)
 
         def begin() -> Record:
@@ -97,6 +96,10 @@ class BatchRun:
 
     _source: Iterator[Batch]
     _reading: BilinearReading
+    """Of the first batch."""
+    _read_last: tuple[BilinearReading, DividedBatch]
+    _last: tuple[int, BilinearReading, DividedBatch]
+    """The last batch of this process that may be visited, with its number."""
     _space: UnconstrainedSpace
     _shared: SharedVectors
     _prior: GaussianSide
@@ -106,6 +109,16 @@ class BatchRun:
     def num_batches(self) -> int:
         """Batches of the process that has most."""
         return len(self._visited)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What may be other than it was meant."""
+        if len(set(self._num_of_all)) == 1:
+            return ()
+        return (
+            f"The processes {self.processes.numbers} had {self._num_of_all} batches: those with fewer waited for the "
+            "others.",
+        )
 
     @property
     def may_be_cut_short(self) -> bool:
@@ -125,6 +138,7 @@ class BatchRun:
             self._check_all_begin(records)
         if not found:
             return False
+        self._num_of_all = [num + bool(record["sizes"]) for num, record in zip(self._num_of_all, records, strict=True)]
         sizes = Sizes(*map(max, zip(*found, strict=True))).rounded()
         same = self.processes.share(partial(self._store_batch, sizes), where)
         self.processes.check_equal(same)
@@ -151,8 +165,7 @@ class BatchRun:
         except Exception as error:
             error.add_note(f"In batch {self.num_batches}, counted from zero.")
             raise
-        assert self._batch is not None
-        return {"sizes": list(self._batch.sizes), "call": {} if self.num_batches else self._described()}
+        return {"sizes": list(self._read_last[1].sizes), "call": {} if self.num_batches else self._described()}
 
     def _read(self, batch: Batch) -> None:
         engine, number = self._engine, self.num_batches
@@ -165,12 +178,13 @@ class BatchRun:
         kwargs = {**self.call.kwargs, **(batch if isinstance(batch, Mapping) else {})}
         key = jax.random.fold_in(self.call.rng_key, number)
         if number:
-            self._reading = read_like(self._reading, args, kwargs, key)
+            reading = read_like(self._reading, args, kwargs, key)
         else:
             # What all cells see is given, as any other hyperparameter.
-            self._reading, self._space, _ = engine._prepare(key, args, kwargs, with_common=False)
+            reading, self._space, _ = engine._prepare(key, args, kwargs, with_common=False)
+            self._reading = reading
             self._check_first()
-        reading, space = self._reading, self._space
+        space = self._space
         programs, given = engine._programs(reading, space), (reading.data, space.fixed)
         form, start = programs.form(*given), programs.init_state(*given, key)
         is_rows = self._own == "rows"
@@ -184,19 +198,21 @@ class BatchRun:
             self._prior, self._shared = prior, start_shared(self._first_shared(shared), prior)
         # The shared vectors have random signs, and the own ones follow, however they are divided.
         own = own._replace(mean=own_prior.mean)
-        self._batch = DividedBatch(form, self._own, own, shared, len(self._devices.local))
-        self._num_read = number + 1
+        self._read_last = reading, DividedBatch(form, self._own, own, shared, len(self._devices.local))
         self._digests.append(data_digest(reading.written_data, space.fixed, reading.key))
 
     def _store_batch(self, sizes: Sizes) -> Record:
         """Keep what was read; where a process has no batch any more, the last one without weight."""
-        assert self._batch is not None
-        prepared, own = self._batch.prepare(sizes, is_filler=not self._has_next)
+        reading, batch = self._read_last
+        prepared, own = batch.prepare(sizes, is_filler=not self._has_next)
         self._store.append(prepared)
         self._visited.append(start_visited(own, self._shared))
+        if self._has_next:
+            self._last = self.num_batches - 1, reading, batch
         leaves, structure = jax.tree.flatten_with_path(prepared)
         shapes = {f"Array {jax.tree_util.keystr(path)}": f"{x.dtype}{list(x.shape)}" for path, x in leaves}
-        return {**shapes, "Structure of a batch": hashlib.sha256(str(structure).encode()).hexdigest()[:16]}
+        text = hashlib.sha256(str(structure).encode()).hexdigest()[:16]
+        return {"Structure of a batch (of a single cell it is another: give two or more)": text, **shapes}
 
     def _described(self) -> Record:
         """What is the same in all processes."""
@@ -300,13 +316,13 @@ class BatchRun:
 
     def finish(self, bound: float, diagnostics: Diagnostics) -> BilinearVG:
         """The engine of the last batch of this process."""
-        assert self._batch is not None
-        last = self._visited[self._num_read - 1]
-        own = self._batch.in_order((last.own, last.own_step))
+        number, reading, batch = self._last
+        last = self._visited[number]
+        own = batch.in_order((last.own, last.own_step))
         sides = own, jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, (self._shared.block, self._shared.step)))
         (rows, row_step), (columns, column_step) = sides if self._own == "rows" else sides[::-1]
         state = core.State(rows, columns, row_step, column_step, jnp.asarray(bound), jnp.asarray(0))
-        call, reading, space = self.call, self._reading, self._space
+        call, space = self.call, self._space
         programs = self._engine._programs(reading, space)
         return call.engine._with_run(
             BilinearRun.ended_at(
