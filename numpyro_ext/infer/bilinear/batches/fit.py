@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from jax import Array
 
+from ...front.options import check_kind
 from ...front.results import Diagnostics
 from ...front.running.progress import progress_bar, warn
 from ...front.state import EngineState
@@ -90,6 +91,7 @@ def fit_batches(
         >>> bool(fitted.log_evidence.is_lower_bound), fitted.posterior["z"].mean.shape
         (True, (6, 1))
     """
+    check_kind("fit_batches", engine, BilinearVG, "a BilinearVG")
     call = Call(engine, rng_key, over, num_epochs, init_state, kwargs)
     with tempfile.TemporaryDirectory(prefix="numpyro_ext_") as folder:
         return _iterate(BatchRun(call, batches, checkpoint, BatchStore(folder)))
