@@ -1,5 +1,6 @@
 """What sequential Monte Carlo refuses, and what it warns of."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -113,7 +114,7 @@ def test_data_that_no_particle_explains():
         ({"ess_threshold": "half"}, "between 0 and 1"),
         ({"num_moves": 0}, "num_moves"),
         ({"num_particles": 1001, "waste_free": True}, "multiple of 20"),
-        ({"num_particles": 1001, "devices": [0, 1]}, "divided evenly"),
+        ({"num_particles": 1001, "devices": 2 * jax.devices()}, "divided evenly"),
     ],
 )
 def test_options_outside_their_range(options, words):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from numpyro_ext import design, infer, psychometrics
-from numpyro_ext.infer import EP, BilinearVG, StructuredMeanField
+from numpyro_ext.infer import EP, SMC, BilinearVG, ChunkedSVI, StructuredMeanField
 
 KEY = jax.random.key(0)
 
@@ -59,6 +61,17 @@ def test_the_way_from_a_class_or_a_model_to_an_engine_is_told():
         infer.calibrate(model, KEY, None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="got None"):
         infer.calibrate(None, KEY, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [BilinearVG, SMC, partial(ChunkedSVI, optim=optax.sgd(0.1), plate="rows", batch_size=2)],
+    ids=["BilinearVG", "SMC", "ChunkedSVI"],
+)
+@pytest.mark.parametrize("devices", [2, "cpu", [0, 1]])
+def test_devices_are_a_sequence_and_not_their_number(kind, devices):
+    with pytest.raises(TypeError, match=r"devices are a sequence, such as jax.devices\(\)\[:2\]; got"):
+        kind(model, devices=devices)
 
 
 @pytest.mark.parametrize("kind", [BilinearVG, StructuredMeanField])

@@ -24,6 +24,7 @@ from ..front.options import (
     check_one_of,
     check_positive,
     default_tolerance,
+    device_tuple,
     plain_number,
 )
 from ..front.running.iterations import Iterations, judge
@@ -183,7 +184,7 @@ class BilinearVG(BilinearAnswers):
         check_one_of(Unlisted, unlisted_cells=unlisted_cells)
         self.solver: Solver = solver
         self.unlisted_cells: Unlisted = unlisted_cells
-        self.devices = None if devices is None else tuple(devices)
+        self.devices = device_tuple(devices)
         check_one_of(Bound, bound=bound)
         check_one_of(Update, update=update)
         check_one_of(Zeros, zeros=zeros)

@@ -126,6 +126,22 @@ def wrong_kind(function: str, given: object, wanted: str) -> TypeError:
     return TypeError(f"{function} takes {wanted}; got {got}.")
 
 
+def device_tuple(devices: object) -> tuple[jax.Device, ...] | None:
+    """Devices that were given for an option, one or several, in a tuple; ``None`` if the option was left out.
+
+    :raises TypeError: for anything but a device or several, such as their number.
+    :raises ValueError: for none.
+    """
+    if devices is None:
+        return None
+    found = tuple(devices) if isinstance(devices, Iterable) else (devices,)
+    if not all(isinstance(device, jax.Device) for device in found):
+        raise TypeError(f"devices are a sequence, such as jax.devices()[:2]; got {devices!r}.")
+    if not found:
+        raise ValueError("devices is empty: give one of this process at least, or leave it out.")
+    return found
+
+
 def check_positive(**values: float | None) -> None:
     """Refuse tolerances that are neither ``None`` nor positive.
 

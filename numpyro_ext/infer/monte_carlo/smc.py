@@ -14,7 +14,7 @@ from jax import Array
 from ...structure.model.running.execution import check_key
 from ..front.files.kept_run import KeptRun
 from ..front.labels import Coords, Dims, Labels, labels_of_call
-from ..front.options import check_at_least, check_one_of, plain_number
+from ..front.options import check_at_least, check_one_of, device_tuple, plain_number
 from ..front.running.progress import progress_bar, warn
 from ..front.state import data_digest
 from .answers import Answers, shapes
@@ -125,14 +125,12 @@ class SMC(Answers, KeptRun):
             check_at_least(1, num_samples=num_samples)
         if not isinstance(hyper_values or {}, Mapping):
             raise TypeError(f"hyper_values are a dictionary of values by the names of sites, got {hyper_values!r}.")
-        if devices is not None and (not isinstance(devices, Sequence) or isinstance(devices, str)):
-            raise TypeError(f"devices are a sequence, such as jax.devices()[:2], got {devices!r}.")
         self.model, self.num_particles, self.path, self.kernel = model, num_particles, path, kernel
         self.ess_threshold, self.num_moves, self.waste_free = float(ess_threshold), num_moves, waste_free
         self.watch = (watch,) if isinstance(watch, str) else tuple(watch or ())
         self.hyper_values = dict(hyper_values or {})
         self.num_samples = num_particles if num_samples is None else num_samples
-        self.devices, self.progress_bar = devices, progress_bar
+        self.devices, self.progress_bar = device_tuple(devices), progress_bar
         given = Labels.given(coords, dims)
         self.coords, self.dims = given.coords, given.dims
         if waste_free:
@@ -142,8 +140,8 @@ class SMC(Answers, KeptRun):
                     f"Waste-free runs keep {each} places of every parent: num_particles must be a multiple of {each} "
                     f"and at least {2 * each}, got {num_particles}."
                 )
-        if devices is not None and num_particles % len(devices):
-            raise ValueError(f"{num_particles} particles cannot be divided evenly over {len(devices)} devices.")
+        if self.devices and num_particles % len(self.devices):
+            raise ValueError(f"{num_particles} particles cannot be divided evenly over {len(self.devices)} devices.")
         self._run = None
         self._stopped: SMCState | None = None
 

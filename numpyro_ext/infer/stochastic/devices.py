@@ -12,6 +12,8 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from ..front.options import device_tuple
+
 _AXIS = "members"
 _ROWS_AT_ONCE = 4096
 
@@ -122,10 +124,8 @@ def checked_devices(devices: Sequence[jax.Device], batch_size: int, local: str |
 
     :raises ValueError: if they cannot.
     """
-    found = tuple(devices)
-    if not found or not all(
-        isinstance(one, jax.Device) and one in jax.local_devices(backend=one.platform) for one in found
-    ):
+    found = device_tuple(devices) or ()
+    if not all(one in jax.local_devices(backend=one.platform) for one in found):
         raise ValueError(f"ChunkedSVI: devices are some of this process, such as jax.devices(); got {devices!r}.")
     if batch_size % len(found):
         raise ValueError(
