@@ -225,9 +225,17 @@ class GaussianMarkovRandomField(Distribution):
         assert numbers is not None
         return numbers
 
+    @property
+    def known_log_determinant(self) -> Array | None:
+        """Log determinant of the precision before it is scaled, where its numbers are not traced."""
+        if self.constants is None:
+            return None
+        # as an array: a number would belong to the programs that hold it, and those of another graph would be others
+        return jnp.asarray([self.entries.constant_log_determinant(self.constants)], self.loc.dtype)[0]
+
     def _log_determinant(self) -> Array:
-        if self.constants is not None:
-            return jnp.asarray(self.entries.constant_log_determinant(self.constants), self.loc.dtype)
+        if (known := self.known_log_determinant) is not None:
+            return known
         return jnp.vectorize(self.entries.log_determinant, signature="(m)->()")(self._numbers)
 
     def _check_proper(self, what: str) -> None:

@@ -150,6 +150,47 @@ def test_other_data_on_the_same_map_compile_nothing(engine):
     assert not names
 
 
+def levels_on_a_map(graph, level, y):
+    """Groups of areas, which stand anywhere."""
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    u = numpyro.sample("u", dist.Normal(0, 1).expand([4]).to_event(1))
+    spatial = numpyro.sample("spatial", _field("constant", graph, tau))
+    with numpyro.plate("areas", graph.num_nodes):
+        numpyro.sample("y", dist.Poisson(jnp.exp(1.0 + u[level] + tau * spatial)), obs=y)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", [LaplaceApproximation, EP])
+def test_another_graph_of_as_many_nodes_and_pairs_compiles_nothing(engine):
+    """Areas under other numbers, of which the answers are the same, and levels in other places."""
+    graph, _, _, y = DATA
+    rng = np.random.default_rng(6)
+    level, other_level, number = *rng.integers(4, size=(2, y.size)), rng.permutation(y.size)
+    i, j = graph.precision.indices.T
+    other = graph_precision(np.stack([number[i[i != j]], number[j[i != j]]], axis=1), num_nodes=y.size)
+
+    def fit(*args):
+        run = engine(levels_on_a_map, num_samples=10, progress_bar=False)
+        run.run(random.key(0), *args)
+        jax.block_until_ready((run.get_samples(), [(site.mean, site.sd) for site in run.posterior.values()]))
+        return run
+
+    before = fit(graph, level, y)
+    moved = np.empty_like(level), np.empty_like(y)
+    for new, old in zip(moved, (level, y), strict=True):
+        new[number] = old
+    with compiled_programs() as names:
+        fit(graph, other_level, y)
+        after = fit(other, *moved)
+    assert names == []
+    np.testing.assert_allclose(float(after.log_evidence), float(before.log_evidence), rtol=1e-8)
+    for name in ("tau", "u", "spatial"):
+        order = number if name == "spatial" else slice(None)
+        for moment in ("mean", "sd"):
+            found, expected = (np.asarray(getattr(run.posterior[name], moment)) for run in (after, before))
+            np.testing.assert_allclose(found[order] if found.ndim else found, expected, rtol=1e-6, atol=1e-7)
+
+
 def test_what_sparse_fields_do_not_answer_is_refused_by_name():
     """The latter of more than 2500 unknowns, which are the field, the noise and two coefficients."""
     graph, *data = _data(36)

@@ -13,10 +13,11 @@ import scipy.sparse.linalg
 import scipy.stats
 from jax.test_util import check_grads
 
-from numpyro_ext.linalg.sparse_cholesky import SparsePattern, analyse, factorise, numeric, ordering
+from numpyro_ext.linalg.sparse_cholesky import CarriedPattern, SparsePattern, analyse, factorise, numeric, ordering
 from numpyro_ext.linalg.sparse_cholesky import analysis as analysis_module
 from numpyro_ext.linalg.sparse_cholesky.elimination_tree import elimination_tree
-from numpyro_ext.linalg.sparse_cholesky.primitive import factorise_and_solve, multiply, white_noise
+from numpyro_ext.linalg.sparse_cholesky.pattern import multiply
+from numpyro_ext.linalg.sparse_cholesky.primitive import factorise_and_solve, white_noise
 from numpyro_ext.linalg.sparse_cholesky.symbolic import make_batches
 from tests.monte_carlo import assert_close_covariance, assert_close_means
 from tests.tiers import thorough
@@ -476,3 +477,38 @@ def test_analyses_used_last_are_kept_and_others_made_again():
     analyse(random_pattern(20, 20, 11))
     analysis_module._forget_oldest(0)
     np.testing.assert_array_equal(solve(VALUES, RIGHT), before)
+
+
+def test_one_program_serves_patterns_of_like_size():
+    """Answers and derivatives beside dense ones; the host has forgotten the pattern, and makes it again."""
+    b, other = jnp.asarray(RIGHT[:1].repeat(36, 0)), np.random.default_rng(3).permutation(36)
+    cycle = SparsePattern.of(36, *(np.append(a, end) for a, end in ((grid(6).rows, 35), (grid(6).columns, 0))))
+    patterns = grid(6), SparsePattern.of(36, other[cycle.rows], other[cycle.columns])
+    assert patterns[0].num_entries < patterns[1].num_entries
+
+    @jax.jit
+    def ours(pattern, values):
+        def of(values):
+            factor, x = factorise_and_solve(pattern, values, b)
+            return factor.log_determinant + jnp.sum(jnp.sin(x))
+
+        factor = factorise(pattern, values)
+        return *jax.value_and_grad(of)(values), factor.selected_inverse(), factor.solve(b), multiply(pattern, values, b)
+
+    for pattern in patterns:
+        values = jnp.asarray(random_values(pattern))
+        carried = CarriedPattern.of(pattern, 128, 1024)
+        assert carried.known() == pattern
+        analysis_module._forget_oldest(0)
+        found = ours(carried, jnp.pad(values, (0, 128 - values.size)))
+
+        def by_dense(values, pattern=pattern):
+            matrix = dense(pattern, values)
+            return jnp.linalg.slogdet(matrix)[1] + jnp.sum(jnp.sin(jnp.linalg.solve(matrix, b)))
+
+        matrix = dense(pattern, values)
+        inverse = jnp.linalg.inv(matrix)
+        expected = *jax.value_and_grad(by_dense)(values), inverse[pattern.rows, pattern.columns], inverse @ b, matrix @ b
+        for one, wanted in zip(found, expected, strict=True):
+            assert_close(one[: wanted.shape[0]] if one.ndim else one, wanted)
+    assert ours._cache_size() == 1

@@ -15,8 +15,7 @@ from jax.typing import DTypeLike
 
 from ...linalg.frozen_pytree import FixedArray
 from ...linalg.gaussian.sparse_prior import SparsePrecisionPrior
-from ...linalg.sparse_cholesky import SparseFactor, SparsePattern, analyse, numeric
-from ...linalg.sparse_cholesky.primitive import multiply
+from ...linalg.sparse_cholesky import SparseFactor, SparsePattern, analyse, multiply, numeric
 from .directions import Directions, directions_of
 from .precision import pattern_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...linalg.gaussian.conditioning import choose_space
 from ...linalg.gaussian.design import SparseRows
-from ...linalg.sparse_cholesky import SparsePattern, analyse
+from ...linalg.sparse_cholesky.analysis import known_analysis
 from ...potentials import GaussianPotential, Potential
 from ...potentials.elementwise import ElementwisePotential
 from ...potentials.pairs import PairPotential
@@ -27,10 +27,10 @@ def gaussian_cost(reading: LatentGaussianReading) -> str:
     rows, columns = form.num_rows, form.num_columns
     (blocks, block_rows), block_columns = form.blocks.rows.shape, form.blocks.columns.shape[1]
     rows_and_columns = form.blocks.rows, form.blocks.columns
-    if form.layout is not None:
-        if not isinstance(form.layout.pattern, SparsePattern):
+    if (layout := reading.looked_up.layout) is not None:
+        if layout.elimination is not None:
             return f"{rows} rows, {columns} unknowns: conjugate gradients, some dozens of products a step"
-        found = analyse(form.layout.pattern)
+        found = known_analysis(layout.pattern)
         work = f"one sparse Cholesky factorisation with {found.fill} entries"
         return f"{rows} rows, {columns} unknowns: {work} (about {found.flops / 2:.0e} multiplications a step)"
     space = choose_space(form.prior, form.design, *rows_and_columns, border=form.border, touched=form.touched)

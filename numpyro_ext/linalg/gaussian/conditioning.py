@@ -170,7 +170,7 @@ def linear_gaussian(
                 "The space of sparse Cholesky factors needs sparse rows, and unknowns of a sparse precision, as large "
                 "fields of GaussianMarkovRandomField have. Leave the choice to space='auto'."
             )
-        if not isinstance(layout.pattern, SparsePattern):
+        if not (isinstance(layout.pattern, SparsePattern) or layout.pattern.length):
             raise ValueError("A layout for iterations has no sparse factors: read the model with space='direct'.")
         return SparseSpace.build(prior, design, dataclasses.replace(layout, elimination=None))
     if space == "iterative":

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from ..cholesky import cholesky, cholesky_inverse, half_log_determinant
 from ..frozen_pytree import frozen_pytree
-from ..sparse_cholesky import SparsePattern
-from ..sparse_krylov import CarriedElimination, CarriedPattern, Elimination
+from ..sparse_cholesky import AnyPattern, CarriedPattern, SparsePattern, analyse
+from ..sparse_krylov import CarriedElimination, Elimination
 from ..sums_by_index import sums_by_index
 from .design import SparseRows
 from .prior import CovariancePrior, DiagonalPrior, FlatPrior, LowRankPrior, PrecisionPrior, PriorBlock
@@ -31,18 +32,28 @@ class SparseLayout:
     row_slots: Array
     """Places of the pairs of entries of each row as :func:`row_pairs` lists them, one past the last for pairs with
     padding; shape ``(num_rows, k (k + 1) / 2)``."""
-    pattern: SparsePattern | CarriedPattern
-    prior: SparsePattern
+    pattern: AnyPattern
+    prior: AnyPattern
     """Entries of the prior precision, in the order of their places."""
     elimination: Elimination | CarriedElimination | None = None
     """Order in which unknowns are eliminated where the rest is known by its products; ``None`` for Cholesky factors."""
 
-    def eliminated(self, elimination: Elimination) -> SparseLayout:
-        """The same layout, of an order of elimination; both are then arrays, which programs do not depend on."""
-        carried = CarriedElimination.of(elimination)
-        nothing, padded = elimination.pattern.num_entries, carried.pattern.num_entries
-        slots = jnp.where(self.row_slots == nothing, padded, self.row_slots)
-        return SparseLayout(self.prior_slots, slots, carried.pattern, self.prior, carried)
+    def carried(self, elimination: Elimination | None = None) -> SparseLayout:
+        """The same layout, of an order of elimination if one is given, with all patterns as arrays, which programs do
+        not depend on.
+
+        :raises ValueError: if the factor would not fit (:func:`~numpyro_ext.linalg.sparse_cholesky.analyse`).
+        """
+        assert isinstance(self.pattern, SparsePattern) and isinstance(self.prior, SparsePattern)  # as it is found
+        carried = None if elimination is None else CarriedElimination.of(elimination)
+        if carried is None:
+            pattern = CarriedPattern.of(self.pattern, length=analyse(self.pattern).padded_length)
+        else:
+            pattern = carried.pattern
+        slots = jnp.where(self.row_slots == self.pattern.num_entries, pattern.num_entries, self.row_slots)
+        prior = CarriedPattern.of(self.prior, self.prior.num_entries)
+        pattern, prior = jax.tree.map(jnp.asarray, (pattern, prior))
+        return SparseLayout(self.prior_slots, slots, pattern, prior, carried)
 
     def gram(self, design: SparseRows, weight: Array) -> Array:
         r""":math:`A^T \mathrm{diag}(w) A` at the entries of the pattern, shape ``(nnz,)``."""
@@ -133,7 +144,7 @@ def block_pattern(block: PriorBlock) -> SparsePattern | None:
     :raises ValueError: if the block is of low rank.
     """
     if isinstance(block, SparsePrecisionPrior):
-        return block.pattern
+        return block.pattern if isinstance(block.pattern, SparsePattern) else block.pattern.known()
     if isinstance(block, DiagonalPrior | FlatPrior):
         return None
     if isinstance(block, LowRankPrior):
@@ -156,7 +167,7 @@ def dense_entries(block: CovariancePrior | PrecisionPrior) -> tuple[Array, Array
     return entries, sign * block.count * half_log_determinant(factor)
 
 
-def look_up(pattern: SparsePattern | CarriedPattern, i: Array, j: Array) -> tuple[Array, Array]:
+def look_up(pattern: AnyPattern, i: Array, j: Array) -> tuple[Array, Array]:
     """Places of entries ``i >= j`` in a pattern, and which of them it has: by bisection within rows, as products of
     two indices may exceed 32 bits."""
     pointer: Any

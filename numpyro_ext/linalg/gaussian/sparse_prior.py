@@ -10,8 +10,7 @@ from jax import Array, lax
 
 from ..cholesky import LARGEST_DENSE
 from ..frozen_pytree import frozen_pytree
-from ..sparse_cholesky import SparseFactor, SparsePattern, factorise
-from ..sparse_cholesky.primitive import multiply
+from ..sparse_cholesky import AnyPattern, CarriedPattern, SparseFactor, SparsePattern, analyse, factorise, multiply
 
 _LOG_2PI = math.log(2.0 * math.pi)
 
@@ -40,7 +39,7 @@ class SparsePrecisionPrior:
     """:math:`U`, shape ``(n, k)``."""
     pivots: Array | None
     """Unknowns, as many as directions, at which the rows of :math:`U` are independent; shape ``(k,)``."""
-    pattern: SparsePattern = dataclasses.field(metadata={"static": True})
+    pattern: AnyPattern
     is_constrained: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
@@ -56,6 +55,12 @@ class SparsePrecisionPrior:
     def rank(self) -> int:
         """Dimension of the space on which there is a density."""
         return self.size - (0 if self.directions is None else self.directions.shape[1])
+
+    def carried(self) -> SparsePrecisionPrior:
+        """The same prior with its pattern as arrays, which programs do not depend on."""
+        assert isinstance(self.pattern, SparsePattern)  # as the prior is made
+        pattern = CarriedPattern.of(self.pattern, self.pattern.num_entries, analyse(self.pattern).padded_length)
+        return dataclasses.replace(self, pattern=pattern)
 
     def anchor(self) -> Array:
         """Number of the size of the precision that makes it positive definite once added to the pivots."""

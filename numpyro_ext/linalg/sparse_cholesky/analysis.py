@@ -9,11 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..padding import rounded_up
 from .ordering import choose_ordering
-from .pattern import SparsePattern
+from .pattern import CarriedPattern, SparsePattern
 from .symbolic import Batch, make_batches
 
 _CACHE_BYTES = 256 * 2**20
+_SHORT = 2**20
 # Measured 2e9 on a grid of 10^5 nodes, 5e9 on a crossed design; only to say about how long a refused one would take.
 _FLOPS_PER_SECOND = 4e9
 
@@ -37,6 +39,11 @@ class Analysis(NamedTuple):
     def length(self) -> int:
         """Numbers that the factor is stored in, with the zeros that padding and relaxed supernodes add."""
         return self.batches[-1].stop
+
+    @property
+    def padded_length(self) -> int:
+        """:attr:`length` rounded up, by more where it is small, so that patterns of like size share programs."""
+        return rounded_up(self.length, digits=1 if self.length < _SHORT else 3)
 
     @property
     def nbytes(self) -> int:
@@ -78,6 +85,15 @@ def analyse(pattern: SparsePattern, *, memory_limit: int = 4 * 2**30) -> Analysi
         largest = max(sum(batch.shape[1:]) for batch in known.batches)
         raise _too_large(pattern, known.memory, known.flops, largest, memory_limit)
     return known
+
+
+def known_analysis(pattern: CarriedPattern) -> Analysis:
+    """:func:`analyse` of a pattern whose arrays have values, by its digest alone where that is kept."""
+    with _lock:
+        if (known := _analyses.get(digest := np.asarray(pattern.digest).tobytes())) is not None:
+            _analyses.move_to_end(digest)
+            return known
+    return analyse(pattern.known())
 
 
 def _forget_oldest(most_bytes: int) -> None:

@@ -26,9 +26,13 @@ class _NotPositive(Exception):
     """A front is not positive definite."""
 
 
-def factorise(batches: Sequence[Batch], values: Array) -> Array:
-    """Factor as one flat array; all nan where the matrix is not positive definite or not finite."""
-    factor = np.empty(batches[-1].stop)
+def factorise(batches: Sequence[Batch], values: Array, length: int | None = None) -> Array:
+    """Factor as one flat array; all nan where the matrix is not positive definite or not finite.
+
+    :param int length: of the array, with zeros behind the factor; by default that of the factor.
+    """
+    factor = np.empty(batches[-1].stop if length is None else length)
+    factor[batches[-1].stop :] = 0.0
     if not np.all(np.isfinite(values)):
         factor.fill(np.nan)
         return factor
@@ -87,7 +91,7 @@ def solve_upper(batches: Sequence[Batch], factor: Array, b: Array) -> Array:
 
 def selected_inverse(batches: Sequence[Batch], factor: Array, num_entries: int) -> Array:
     """Inverse at the entries of the pattern (Takahashi et al. 1973), from the roots to the leaves."""
-    result = np.empty(num_entries)
+    result = np.zeros(num_entries)  # of padding too
     outer: dict[int, Array] = {}
     for number in range(len(batches) - 1, -1, -1):
         batch = batches[number]
@@ -131,7 +135,7 @@ def selected_inverse_tangent(batches: Sequence[Batch], factor: Array, tangent: A
         own_inverses.append(own_inverse)
         own_tangents.append(-own_inverse @ own_tangent @ own_inverse)
         gain_tangents.append((below - moved) @ own_inverse)
-    result = np.empty(tangent.size)
+    result = np.zeros(tangent.size)
     outer: dict[int, Array] = {}
     outer_tangent: dict[int, Array] = {}
     for number in range(len(batches) - 1, -1, -1):

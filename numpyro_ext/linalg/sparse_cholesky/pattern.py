@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from numpy.typing import ArrayLike, NDArray
+
+from ..frozen_pytree import frozen_pytree
+from ..padding import rounded_up
+
+_MOST_PADDED = 3.0
+"""Entries with padding, in those without, up to which rows are padded to the longest for products with vectors."""
+_WIDEST_ROW = 64
+"""Entries of the longest row up to which they are: longer ones would differ between designs of like size."""
 
 
 @jax.tree_util.register_static
@@ -110,6 +121,109 @@ class SparsePattern:
 
     def __repr__(self) -> str:
         return f"SparsePattern(size={self.size}, num_entries={self.num_entries})"
+
+
+@frozen_pytree
+class CarriedPattern:
+    """Entries of a :class:`SparsePattern` as arrays, so that one program serves all patterns of like size.
+
+    A program that has seen a :class:`SparsePattern` is compiled anew for another. Here the same indices stand beside
+    the data, and the host knows the pattern again by its digest. Values of the matrix are zero at the padding behind
+    the entries, which stands on the diagonal.
+
+    >>> pattern = CarriedPattern.of(SparsePattern.of(2, [1], [0]))
+    >>> print(pattern.multiply(jnp.array([2.0, 1.0, 3.0]), jnp.array([1.0, 1.0])), pattern.num_entries)
+    [3. 4.] 3
+    """
+
+    rows: Array
+    """Row of each entry, shape ``(nnz,)``, zeros at padding."""
+    columns: Array
+    """Column of each entry, at most its row."""
+    diagonal: Array
+    """Place of each diagonal entry, shape ``(n,)``."""
+    pointer: Array
+    """Place of the first entry of each row, and of what is behind the last; shape ``(n + 1,)``."""
+    digest: Array
+    """Digest of the pattern, bytes of shape ``(16,)``."""
+    row_entries: Array
+    """Entries of each row of the whole matrix, ``nnz`` at padding, shape ``(n, width)``; none where rows differ much in
+    their number."""
+    row_columns: Array
+    """The columns of these."""
+    length: int = dataclasses.field(default=0, metadata={"static": True})
+    """Numbers that a factor is stored in; zero where there is none."""
+
+    @classmethod
+    def of(cls, pattern: SparsePattern, num_entries: int | None = None, length: int = 0) -> CarriedPattern:
+        """The same entries, in arrays of NumPy.
+
+        :param int num_entries: with padding; by default the next of few sizes.
+        :param int length: numbers of a factor, padded where programs are to be shared.
+        """
+        number = rounded_up(pattern.num_entries) if num_entries is None else num_entries
+        padding = (0, number - pattern.num_entries)
+        pointer = np.searchsorted(pattern.rows, np.arange(pattern.size + 1)).astype(np.int32)
+        rows, columns = (np.pad(a, padding) for a in (pattern.rows, pattern.columns))
+        digest = np.frombuffer(pattern.digest, np.uint8)
+        by_row = _entries_by_row(pattern, number)
+        arrays: Any = rows, columns, pattern.diagonal.astype(np.int32), pointer, digest, *by_row
+        return cls(*arrays, length)
+
+    @property
+    def size(self) -> int:
+        """Number of rows of the matrix."""
+        return self.diagonal.shape[0]
+
+    @property
+    def num_entries(self) -> int:
+        """Number of entries of the lower triangle, with padding."""
+        return self.rows.shape[0]
+
+    def multiply(self, values: Array, x: Array) -> Array:
+        """Product of the symmetric matrix with vectors, shape (n,) or (n, k)."""
+        own_axes = (1,) * (x.ndim - 1)
+        if self.row_entries.size:  # sums by index take five times as long
+            entries = jnp.append(values, 0)[self.row_entries]
+            return jnp.sum(entries.reshape(*entries.shape, *own_axes) * x[self.row_columns], axis=1)
+        shape = values.shape + own_axes
+        below = jnp.where(self.rows == self.columns, 0.0, values)
+        out = jnp.zeros_like(x, jnp.result_type(values, x)).at[self.rows].add(values.reshape(shape) * x[self.columns])
+        return out.at[self.columns].add(below.reshape(shape) * x[self.rows])
+
+    def known(self) -> SparsePattern:
+        """The pattern of arrays that have values."""
+        number = int(self.pointer[-1])
+        return SparsePattern(self.size, np.asarray(self.rows)[:number], np.asarray(self.columns)[:number])
+
+
+AnyPattern = SparsePattern | CarriedPattern
+"""Pattern that programs are compiled for, or that is an argument of theirs."""
+
+
+def multiply(pattern: AnyPattern, values: Array, x: Array) -> Array:
+    """Product of the symmetric matrix with vectors, shape (n,) or (n, k)."""
+    carried = CarriedPattern.of(pattern, pattern.num_entries) if isinstance(pattern, SparsePattern) else pattern
+    return carried.multiply(values, x)
+
+
+def _entries_by_row(pattern: SparsePattern, nothing: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Entries and columns of each row of the whole matrix, side by side."""
+    off = np.flatnonzero(pattern.rows != pattern.columns)
+    width = rounded_up(int(pattern.degrees.max()) + 1, digits=3)
+    if width > _WIDEST_ROW or width * pattern.size > _MOST_PADDED * (pattern.num_entries + off.size):
+        none = np.zeros((pattern.size, 0), np.int32)
+        return none, none
+    rows = np.concatenate([pattern.rows, pattern.columns[off]])
+    columns = np.concatenate([pattern.columns, pattern.rows[off]])
+    entries = np.concatenate([np.arange(pattern.num_entries), off])
+    by_row = np.argsort(rows, kind="stable")
+    counts = np.bincount(rows, minlength=pattern.size)
+    within = np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    found = np.full((pattern.size, width), nothing, np.int32), np.zeros((pattern.size, width), np.int32)
+    for padded, indices in zip(found, (entries, columns), strict=True):
+        padded[rows[by_row], within] = indices[by_row]
+    return found
 
 
 def _size(size: object) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,11 +17,8 @@ from numpy.typing import NDArray
 from ..frozen_pytree import frozen_pytree
 from ..host_call import host_call
 from . import numeric
-from .analysis import analyse
-from .pattern import SparsePattern
-
-_MOST_PADDED = 3.0
-"""Entries with padding, in those without, up to which rows are padded to the longest for products with vectors."""
+from .analysis import Analysis, analyse, known_analysis
+from .pattern import AnyPattern, CarriedPattern, SparsePattern, multiply
 
 _COLUMNS_AT_ONCE = 16
 """Right-hand sides that are solved for together: of more, what fronts pass on leaves the cache, and memory for
@@ -43,7 +39,7 @@ class SparseFactor:
     """Bytes of the factor's doubles as uint32, since JAX without ``jax_enable_x64`` holds no doubles."""
     raw_log_determinant: Array
     """Log determinant without its derivatives."""
-    pattern: SparsePattern = dataclasses.field(metadata={"static": True})
+    pattern: AnyPattern
 
     @property
     def log_determinant(self) -> Array:
@@ -104,7 +100,7 @@ class SparseFactor:
         return b
 
 
-def factorise(pattern: SparsePattern, values: ArrayLike) -> SparseFactor:
+def factorise(pattern: AnyPattern, values: ArrayLike) -> SparseFactor:
     """Cholesky factor of the symmetric matrix that has given values at the entries of a pattern.
 
     >>> import jax.numpy as jnp
@@ -119,32 +115,40 @@ def factorise(pattern: SparsePattern, values: ArrayLike) -> SparseFactor:
     Cost: that of :func:`analyse` once for each pattern, then its ``flops``, on the host: a call costs 20 µs beside
     its work. May stand inside ``jit``, ``vmap`` and loops.
 
-    :param SparsePattern pattern: entries of the lower triangle.
+    :param pattern: entries of the lower triangle; a program is compiled for a :class:`SparsePattern`, and for the shape
+        of a :class:`~.pattern.CarriedPattern` alone.
     :param values: real numbers in the order of the pattern, shape (nnz,), concrete or traced. Where the matrix is not
         positive definite, all answers are nan.
     :raises ValueError: if ``values`` has another shape, or the factor would not fit (:func:`analyse`).
     :raises TypeError: if ``values`` are complex.
     """
     values = _checked_values(pattern, values)
-    words, log_determinant = _callback(pattern, _factorise, _of_factor(pattern, values), lax.stop_gradient(values))
+    result = _of_factor(pattern, values)
+    words, log_determinant = _callback(pattern, _factorise(result), result, lax.stop_gradient(values))
     return SparseFactor(values, words, log_determinant, pattern)
 
 
-def factorise_and_solve(pattern: SparsePattern, values: ArrayLike, b: Array) -> tuple[SparseFactor, Array]:
+def factorise_and_solve(pattern: AnyPattern, values: ArrayLike, b: Array) -> tuple[SparseFactor, Array]:
     """:func:`factorise` and the answer of :meth:`SparseFactor.solve`, by one call of the host.
 
-    :param SparsePattern pattern: entries of the lower triangle.
+    :param pattern: as for :func:`factorise`.
     :param values: as for :func:`factorise`.
     :param jax.Array b: right-hand sides, shape (n,) or (n, k).
     """
     values, b = _promoted(_checked_values(pattern, values), b)
-    result = *_of_factor(pattern, values), jax.ShapeDtypeStruct(b.shape, b.dtype)
-    sides = lax.stop_gradient((values, b))
-    words, log_determinant, x = _callback(pattern, _factorise_and_solve, result, *sides)
+    factor = _of_factor(pattern, values)
+    factorised = _factorise(factor)
+
+    def on_host(analysis: Analysis, values: NDArray[np.generic], b: NDArray[np.generic]) -> tuple[object, ...]:
+        words, log_determinant = factorised(analysis, values)
+        return words, log_determinant, _solve(analysis, words, b)
+
+    result = *factor, jax.ShapeDtypeStruct(b.shape, b.dtype)
+    words, log_determinant, x = _callback(pattern, on_host, result, *lax.stop_gradient((values, b)))
     return SparseFactor(values, words, log_determinant, pattern), _known_solution(pattern, values, words, b, x)
 
 
-def _checked_values(pattern: SparsePattern, values: ArrayLike) -> Array:
+def _checked_values(pattern: AnyPattern, values: ArrayLike) -> Array:
     values = jnp.asarray(values)
     if jnp.issubdtype(values.dtype, jnp.complexfloating):
         raise TypeError("factorise: the values of a sparse matrix are real numbers here, not complex.")
@@ -157,33 +161,10 @@ def _checked_values(pattern: SparsePattern, values: ArrayLike) -> Array:
     return values
 
 
-def _of_factor(pattern: SparsePattern, values: Array) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def _of_factor(pattern: AnyPattern, values: Array) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """Shapes of the words of a factor and of its log determinant."""
-    length = analyse(pattern).length
+    length = analyse(pattern).length if isinstance(pattern, SparsePattern) else pattern.length
     return jax.ShapeDtypeStruct((2 * length,), jnp.uint32), jax.ShapeDtypeStruct((), values.dtype)
-
-
-def multiply(pattern: SparsePattern, values: Array, x: Array) -> Array:
-    """Product of the symmetric matrix with vectors, shape (n,) or (n, k)."""
-    off = np.flatnonzero(pattern.rows != pattern.columns)
-    rows = np.concatenate([pattern.rows, pattern.columns[off]])
-    columns = np.concatenate([pattern.columns, pattern.rows[off]])
-    entries = np.concatenate([np.arange(pattern.num_entries), off])
-    own_axes = (1,) * (x.ndim - 1)
-    by_row = np.argsort(rows, kind="stable")
-    counts = np.bincount(rows, minlength=pattern.size)
-    width = int(counts.max(initial=0))
-    if width * pattern.size <= _MOST_PADDED * rows.size:
-        # the next entry of all rows after the other: sums by index take five times as long
-        starts, padded = np.cumsum(counts) - counts, jnp.append(values, 0)
-        total = jnp.zeros_like(x, dtype=jnp.result_type(values, x))
-        for k in range(width):
-            at = by_row[np.where(k < counts, starts + k, 0)]
-            entry = np.where(k < counts, entries[at], pattern.num_entries).astype(np.int32)
-            total += padded[entry].reshape(-1, *own_axes) * x[columns[at]]
-        return total
-    terms = values[entries].reshape(-1, *own_axes) * x[columns]
-    return jnp.zeros_like(terms, shape=x.shape).at[rows].add(terms)
 
 
 def white_noise(rng_key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -217,30 +198,34 @@ def _promoted(*arrays: Array) -> tuple[Array, ...]:
 # ---- calls of the host ----
 
 
-def _callback(pattern: SparsePattern, function: Callable[..., object], result: object, *args: Array) -> Any:
-    def on_host(*arrays: NDArray[np.generic]) -> object:
+def _callback(pattern: AnyPattern, function: Callable[..., object], result: object, *args: Array) -> Any:
+    """Result of a function of the analysis and of arrays."""
+    carried, structure = jax.tree.flatten(pattern)  # nothing of a pattern that is static
+
+    def on_host(carried: list[NDArray[np.generic]], *arrays: NDArray[np.generic]) -> object:
+        known = jax.tree.unflatten(structure, carried)
+        analysis = known_analysis(known) if isinstance(known, CarriedPattern) else analyse(known)
         with np.errstate(all="ignore"):  # what is not finite comes back as nan
-            return function(pattern, *arrays)
+            return function(analysis, *arrays)
 
-    return host_call(on_host, result, *args)
+    return host_call(on_host, result, carried, *args)
 
 
-def _call(pattern: SparsePattern, function: Callable[..., object], like: Array, *args: Array) -> Array:
+def _call(pattern: AnyPattern, function: Callable[..., object], like: Array, *args: Array) -> Array:
     """Result of the shape and type of one of the arguments."""
     return _callback(pattern, function, jax.ShapeDtypeStruct(like.shape, like.dtype), *args)
 
 
-def _factorise(pattern: SparsePattern, values: NDArray[np.generic]) -> tuple[NDArray[np.generic], float]:
-    batches = analyse(pattern).batches
-    factor = numeric.factorise(batches, values.astype(np.float64))
-    return factor.view(np.uint32), numeric.log_determinant(batches, factor)
+def _factorise(
+    result: tuple[jax.ShapeDtypeStruct, ...],
+) -> Callable[[Analysis, NDArray[np.generic]], tuple[NDArray[np.generic], float]]:
+    length = result[0].shape[0] // 2
 
+    def of_length(analysis: Analysis, values: NDArray[np.generic]) -> tuple[NDArray[np.generic], float]:
+        factor = numeric.factorise(analysis.batches, values.astype(np.float64), length)
+        return factor.view(np.uint32), numeric.log_determinant(analysis.batches, factor)
 
-def _factorise_and_solve(
-    pattern: SparsePattern, values: NDArray[np.generic], b: NDArray[np.generic]
-) -> tuple[NDArray[np.generic], float, NDArray[np.float64]]:
-    words, log_determinant = _factorise(pattern, values)
-    return words, log_determinant, _solve(pattern, words, b)
+    return of_length
 
 
 def _doubles(words: NDArray[np.generic]) -> NDArray[np.float64]:
@@ -249,12 +234,12 @@ def _doubles(words: NDArray[np.generic]) -> NDArray[np.float64]:
 
 def _in_columns(
     function: Callable[[object, object, NDArray[np.float64]], NDArray[np.float64]],
-) -> Callable[[SparsePattern, np.ndarray, np.ndarray], np.ndarray]:
+) -> Callable[[Analysis, np.ndarray, np.ndarray], np.ndarray]:
     """Function of right-hand sides of shape (n, k), for those of shape (n,) and for any number of columns as well."""
 
-    def of_any_shape(pattern: SparsePattern, words: NDArray[np.generic], b: NDArray[np.generic]) -> NDArray[np.float64]:
-        analysis, factor = analyse(pattern), _doubles(words)
-        columns = b.astype(np.float64, copy=False).reshape(pattern.size, -1)
+    def of_any_shape(analysis: Analysis, words: NDArray[np.generic], b: NDArray[np.generic]) -> NDArray[np.float64]:
+        factor = _doubles(words)
+        columns = b.astype(np.float64, copy=False).reshape(analysis.order.size, -1)
         if columns.shape[1] <= _COLUMNS_AT_ONCE:
             return function(analysis, factor, columns).reshape(b.shape)
         found = np.empty_like(columns)
@@ -287,67 +272,61 @@ def _half_solve_transposed(analysis: Any, factor: Any, x: NDArray[np.float64]) -
 
 
 def _selected_inverse_on_host(
-    pattern: SparsePattern, words: NDArray[np.generic], like: NDArray[np.generic]
+    analysis: Analysis, words: NDArray[np.generic], like: NDArray[np.generic]
 ) -> NDArray[np.float64]:
-    return numeric.selected_inverse(analyse(pattern).batches, _doubles(words), like.size)
+    return numeric.selected_inverse(analysis.batches, _doubles(words), like.size)
 
 
 def _tangent_on_host(
-    pattern: SparsePattern, words: NDArray[np.generic], tangent: NDArray[np.float64]
+    analysis: Analysis, words: NDArray[np.generic], tangent: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     factor, tangent = _doubles(words), tangent.astype(np.float64)
-    return numeric.selected_inverse_tangent(analyse(pattern).batches, factor, tangent)
+    return numeric.selected_inverse_tangent(analysis.batches, factor, tangent)
 
 
 # ---- derivatives ----
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _known_solution(pattern: SparsePattern, values: Array, words: Array, b: Array, raw: Array) -> Array:
+@jax.custom_jvp
+def _known_solution(pattern: AnyPattern, values: Array, words: Array, b: Array, raw: Array) -> Array:
     return raw
 
 
 @_known_solution.defjvp
-def _known_solution_jvp(
-    pattern: SparsePattern, primals: tuple[Array, ...], tangents: tuple[Array, ...]
-) -> tuple[Array, Array]:
-    values, words, b, raw = primals
+def _known_solution_jvp(primals: tuple[Any, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    pattern, values, words, b, raw = primals
     x = _known_solution(pattern, values, words, b, raw)
-    change = tangents[2] - multiply(pattern, tangents[0], x)
+    change = tangents[3] - multiply(pattern, tangents[1], x)
     return x, SparseFactor(values, words, jnp.zeros((), values.dtype), pattern).solve(change)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _log_determinant(pattern: SparsePattern, values: Array, words: Array, raw: Array) -> Array:
+@jax.custom_jvp
+def _log_determinant(pattern: AnyPattern, values: Array, words: Array, raw: Array) -> Array:
     return raw
 
 
 @_log_determinant.defjvp
-def _log_determinant_jvp(
-    pattern: SparsePattern, primals: tuple[Array, ...], tangents: tuple[Array, ...]
-) -> tuple[Array, Array]:
-    values, words, raw = primals
+def _log_determinant_jvp(primals: tuple[Any, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    pattern, values, words, raw = primals
     inverse = _selected_inverse(pattern, values, words)
-    return _log_determinant(pattern, values, words, raw), jnp.sum(_times(pattern, inverse) * tangents[0])
+    return _log_determinant(pattern, values, words, raw), jnp.sum(_times(pattern, inverse) * tangents[1])
 
 
-def _times(pattern: SparsePattern, entries: Array) -> Array:
+def _times(pattern: AnyPattern, entries: Array) -> Array:
     """Entries counted as often as they are in the whole matrix: twice off the diagonal."""
     return jnp.where(pattern.rows == pattern.columns, 1, 2) * entries
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _selected_inverse(pattern: SparsePattern, values: Array, words: Array) -> Array:
+@jax.custom_jvp
+def _selected_inverse(pattern: AnyPattern, values: Array, words: Array) -> Array:
     return _call(pattern, _selected_inverse_on_host, values, words, lax.stop_gradient(values))
 
 
 @_selected_inverse.defjvp
-def _selected_inverse_jvp(
-    pattern: SparsePattern, primals: tuple[Array, ...], tangents: tuple[Array, ...]
-) -> tuple[Array, Array]:
-    values, words = primals
+def _selected_inverse_jvp(primals: tuple[Any, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    pattern, values, words = primals
     # Both this map and its transpose, since the factor of the transpose is the same.
-    tangent = tangents[0] * one_without_derivative("SparseFactor: the derivative of the selected inverse", values)
+    tangent = tangents[1] * one_without_derivative("SparseFactor: the derivative of the selected inverse", values)
 
     def transposed(_: object, y: Array) -> Array:
         # the second derivative of the log determinant is symmetric once entries are counted as often as they occur

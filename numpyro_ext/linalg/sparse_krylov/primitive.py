@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from ..frozen_pytree import frozen_pytree
 from ..host_call import host_call
-from ..sparse_cholesky.primitive import multiply, one_without_derivative
+from ..sparse_cholesky import multiply
+from ..sparse_cholesky.primitive import one_without_derivative
 from .carried import CarriedElimination
 from .elimination import Elimination
 from .schur import Schur
@@ -85,8 +86,6 @@ class KrylovFactor:
 
     def multiply(self, x: Array) -> Array:
         """Product with vectors, shape (n,) or (n, k)."""
-        if isinstance(self.elimination, CarriedElimination):
-            return self.elimination.pattern.multiply(self.values, x)
         return multiply(self.elimination.pattern, self.values, x)
 
     def half_solve(self, z: Array) -> Array:
@@ -116,8 +115,7 @@ def _callback(
     arrays, structure = jax.tree.flatten(elimination)
 
     def on_host(arrays: Any, *args: object) -> object:
-        # copied, as the host keeps an order that it makes of them
-        found = jax.tree.unflatten(structure, [np.array(a) for a in arrays])
+        found = jax.tree.unflatten(structure, arrays)
         order = found.known() if isinstance(found, CarriedElimination) else found
         number = order.pattern.num_entries
         values, *rest = (np.asarray(a, np.float64) for a in args)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from ...linalg.gaussian.prior import CovariancePrior, FlatPrior, LowRankPrior, PrecisionPrior, PriorBlock
+from ...linalg.gaussian.prior import (
+    CovariancePrior,
+    FlatPrior,
+    LowRankPrior,
+    PrecisionPrior,
+    PriorBlock,
+    SparsePrecisionPrior,
+)
 
 
 class PriorColumns(NamedTuple):
@@ -20,6 +28,8 @@ class PriorColumns(NamedTuple):
     """Prior of each site, with atoms of a program in place of numbers."""
     shape: Callable[[Any], tuple[int, ...]]
     """Function from an atom to its shape."""
+    value: Callable[[Any], Any]
+    """Function from a tree of atoms that depend on no site to their values."""
 
     @property
     def sites(self) -> list[tuple[int, int]]:
@@ -32,6 +42,15 @@ class PriorColumns(NamedTuple):
         return {
             name: jax.tree.map(lambda atom: jax.ShapeDtypeStruct(self.shape(atom), float), self.blocks[name])
             for name in self.columns
+        }
+
+    def patterns(self) -> dict[str, PriorBlock]:
+        """:attr:`abstract`, with the numbers of patterns of sparse precisions."""
+        return {
+            name: dataclasses.replace(block, pattern=self.value(self.blocks[name].pattern))
+            if isinstance(block, SparsePrecisionPrior)
+            else block
+            for name, block in self.abstract.items()
         }
 
     def coupled(self, *, given_inducing: bool = False) -> list[tuple[int, int, int]]:

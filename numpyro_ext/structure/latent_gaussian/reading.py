@@ -192,7 +192,10 @@ class LatentGaussianReading(ModelReading):
 
     @property
     def _priors(self) -> PriorColumns:
-        return PriorColumns(self._columns, self._trace.priors, self._program.shape)
+        def value(tree: object) -> Any:
+            return self._evaluated(tree, dict(zip(self._program.constants, self.data, strict=False)))
+
+        return PriorColumns(self._columns, self._trace.priors, self._program.shape, value)
 
     def _affine_rows(self, parts: Parts) -> AffineRows:
         return AffineRows(self._questions, self._field, parts, self._costs.rows)

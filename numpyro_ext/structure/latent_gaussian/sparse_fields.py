@@ -53,7 +53,7 @@ def sparse_layout(
             site=sparse[0],
         )
     patterns = []
-    for name, block in blocks.items():
+    for name, block in priors.patterns().items():
         try:
             patterns.append(block_pattern(block))
         except ValueError as reason:
@@ -61,7 +61,7 @@ def sparse_layout(
                 f"site '{name}' cannot be in one model with '{sparse[0]}', a field of a sparse precision: {reason}",
                 site=name,
             ) from reason
-    return _layout(patterns, priors, rows, maps)
+    return _layout(patterns, priors, rows, maps).carried()
 
 
 def large_rest(
@@ -109,7 +109,7 @@ def iterative_layout(priors: PriorColumns, rows: AffineRows, maps: Sequence[Affi
     """
     found = _layout([block_pattern(block) for block in priors.abstract.values()], priors, rows, maps)
     assert isinstance(found.pattern, SparsePattern)  # as it is found
-    return found.eliminated(find_elimination(found.pattern, priors.sites))
+    return found.carried(find_elimination(found.pattern, priors.sites))
 
 
 def _layout(
@@ -140,6 +140,6 @@ def _is_small_and_flat(block: PriorBlock) -> bool:
 def describe_layout(layout: SparseLayout) -> list[str]:
     """The sparse precision in words, one line each."""
     pattern, elimination = layout.pattern, layout.elimination
-    known = pattern if isinstance(pattern, SparsePattern) else pattern.known()
-    lines = [f"sparse precision: {known.size} unknowns, {known.num_entries} entries of a triangle"]
+    number = pattern.num_entries if isinstance(pattern, SparsePattern) else int(pattern.pointer[-1])
+    lines = [f"sparse precision: {pattern.size} unknowns, {number} entries of a triangle"]
     return lines if elimination is None else [*lines, elimination.describe()]

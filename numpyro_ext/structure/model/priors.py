@@ -239,11 +239,9 @@ def prior_block(fn: dist.Distribution) -> PriorBlock:
 
 
 def _sparse_block(field: GaussianMarkovRandomField) -> SparsePrecisionPrior:
-    entries, precision, known = field.entries, field.precision, None
-    if field.constants is not None:
-        constant = entries.constant_log_determinant(field.constants)
-        known = constant + entries.rank * jnp.log(field.scale)
-    return entries.block(precision.values, known)
+    if (known := field.known_log_determinant) is not None:
+        known = known + field.entries.rank * jnp.log(field.scale)
+    return field.entries.block(field.precision.values, known).carried()
 
 
 def dense_prior_block(fn: dist.Distribution) -> PriorBlock:

@@ -14,8 +14,8 @@ from jax import Array, lax
 
 from ...cholesky import LARGEST_DENSE, cholesky, half_log_determinant, solve_lower
 from ...frozen_pytree import frozen_pytree
-from ...sparse_cholesky import SparseFactor, SparsePattern
-from ...sparse_cholesky.primitive import factorise_and_solve, multiply, white_noise
+from ...sparse_cholesky import SparseFactor, multiply
+from ...sparse_cholesky.primitive import factorise_and_solve, white_noise
 from ...sparse_krylov import Estimate, KrylovFactor
 from ...sums_by_index import sums_by_index
 from ..design import DenseDesign, Design, SparseRows, by_dense_rows
@@ -170,7 +170,7 @@ class SparseSpace(_OnlyParallel, OneBlock):
         :param jax.Array near: coordinates near the mean, from which iterations start; factors need none.
         :return: the posterior; all nan where it is improper.
         """
-        pattern: Any = self.layout.pattern
+        pattern = self.layout.pattern
         # scales of entries and not of rows, whose products then have no derivative by them
         scales = self.scale[pattern.rows] * self.scale[pattern.columns]
         values = self.precision + scales * self.layout.gram(self.rows_of_unknowns, site_precision)
@@ -215,7 +215,6 @@ class SparseSpace(_OnlyParallel, OneBlock):
             known = held.held(values)
             return known, known.solve(sides)
         if self.layout.elimination is None:
-            assert isinstance(self.layout.pattern, SparsePattern)  # as only that of an elimination is carried
             return factorise_and_solve(self.layout.pattern, values, sides)
         iterated = KrylovFactor(values, self.layout.elimination)
         return iterated, iterated.solve(sides) if near is None else iterated.solve_near(sides, near[0])
