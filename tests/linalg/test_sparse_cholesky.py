@@ -508,7 +508,12 @@ def test_one_program_serves_patterns_of_like_size():
 
         matrix = dense(pattern, values)
         inverse = jnp.linalg.inv(matrix)
-        expected = *jax.value_and_grad(by_dense)(values), inverse[pattern.rows, pattern.columns], inverse @ b, matrix @ b
+        expected = (
+            *jax.value_and_grad(by_dense)(values),
+            inverse[pattern.rows, pattern.columns],
+            inverse @ b,
+            matrix @ b,
+        )
         for one, wanted in zip(found, expected, strict=True):
             assert_close(one[: wanted.shape[0]] if one.ndim else one, wanted)
     assert ours._cache_size() == 1

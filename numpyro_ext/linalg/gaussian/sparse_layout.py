@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from ..cholesky import cholesky, cholesky_inverse, half_log_determinant
 from ..frozen_pytree import frozen_pytree
@@ -177,11 +177,14 @@ def look_up(pattern: AnyPattern, i: Array, j: Array) -> tuple[Array, Array]:
         pointer = np.searchsorted(pattern.rows, np.arange(pattern.size + 1)).astype(np.int32)
         longest = int(np.diff(pointer).max())
     columns = jnp.asarray(pattern.columns)
-    low, high = jnp.asarray(pointer)[i], jnp.asarray(pointer)[i + 1]
-    end = high
-    for _ in range(longest.bit_length()):
+    start, end = jnp.asarray(pointer)[i], jnp.asarray(pointer)[i + 1]
+
+    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
         middle = (low + high) // 2
         is_below = (middle < high) & (columns[jnp.minimum(middle, columns.size - 1)] < j)
-        low, high = jnp.where(is_below, middle + 1, low), jnp.where(is_below, high, middle)
+        return jnp.where(is_below, middle + 1, low), jnp.where(is_below, high, middle)
+
+    low, _ = lax.fori_loop(0, longest.bit_length(), halve, (start, end))
     slots = jnp.minimum(low, columns.size - 1)
     return slots, (low < end) & (columns[slots] == j)

@@ -4,4 +4,13 @@ from .analysis import Analysis, analyse
 from .pattern import AnyPattern, CarriedPattern, SparsePattern, multiply
 from .primitive import SparseFactor, factorise
 
-__all__ = ["Analysis", "AnyPattern", "CarriedPattern", "SparseFactor", "SparsePattern", "analyse", "factorise", "multiply"]
+__all__ = [
+    "Analysis",
+    "AnyPattern",
+    "CarriedPattern",
+    "SparseFactor",
+    "SparsePattern",
+    "analyse",
+    "factorise",
+    "multiply",
+]

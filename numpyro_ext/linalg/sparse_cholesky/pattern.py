@@ -147,7 +147,7 @@ class CarriedPattern:
     digest: Array
     """Digest of the pattern, bytes of shape ``(16,)``."""
     row_entries: Array
-    """Entries of each row of the whole matrix, ``nnz`` at padding, shape ``(n, width)``; none where rows differ much in
+    """Entries of each row of the whole matrix, ``nnz`` at padding, shape ``(width, n)``; none where rows differ much in
     their number."""
     row_columns: Array
     """The columns of these."""
@@ -184,8 +184,8 @@ class CarriedPattern:
         """Product of the symmetric matrix with vectors, shape (n,) or (n, k)."""
         own_axes = (1,) * (x.ndim - 1)
         if self.row_entries.size:  # sums by index take five times as long
-            entries = jnp.append(values, 0)[self.row_entries]
-            return jnp.sum(entries.reshape(*entries.shape, *own_axes) * x[self.row_columns], axis=1)
+            entries = _at(jnp.append(values, 0), self.row_entries)
+            return jnp.sum(entries.reshape(*entries.shape, *own_axes) * _at(x, self.row_columns), axis=0)
         shape = values.shape + own_axes
         below = jnp.where(self.rows == self.columns, 0.0, values)
         out = jnp.zeros_like(x, jnp.result_type(values, x)).at[self.rows].add(values.reshape(shape) * x[self.columns])
@@ -207,12 +207,17 @@ def multiply(pattern: AnyPattern, values: Array, x: Array) -> Array:
     return carried.multiply(values, x)
 
 
+def _at(x: Array, index: Any) -> Array:
+    """Elements at indices that are neither negative nor out of range, which nothing has to check."""
+    return jnp.asarray(x).at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
 def _entries_by_row(pattern: SparsePattern, nothing: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Entries and columns of each row of the whole matrix, side by side."""
     off = np.flatnonzero(pattern.rows != pattern.columns)
     width = rounded_up(int(pattern.degrees.max()) + 1, digits=3)
     if width > _WIDEST_ROW or width * pattern.size > _MOST_PADDED * (pattern.num_entries + off.size):
-        none = np.zeros((pattern.size, 0), np.int32)
+        none = np.zeros((0, pattern.size), np.int32)
         return none, none
     rows = np.concatenate([pattern.rows, pattern.columns[off]])
     columns = np.concatenate([pattern.columns, pattern.rows[off]])
@@ -220,9 +225,9 @@ def _entries_by_row(pattern: SparsePattern, nothing: int) -> tuple[NDArray[np.in
     by_row = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=pattern.size)
     within = np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = np.full((pattern.size, width), nothing, np.int32), np.zeros((pattern.size, width), np.int32)
+    found = np.full((width, pattern.size), nothing, np.int32), np.zeros((width, pattern.size), np.int32)
     for padded, indices in zip(found, (entries, columns), strict=True):
-        padded[rows[by_row], within] = indices[by_row]
+        padded[within, rows[by_row]] = indices[by_row]
     return found
 
 

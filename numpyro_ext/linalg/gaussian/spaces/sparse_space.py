@@ -302,17 +302,18 @@ class SparsePosterior(_OnlyParallel):
         if isinstance(design, DenseDesign) or design.columns.shape[1] ** 2 > self.space.scale.size:
             return self._variance_by_solves(design)
         first, second = row_pairs(design.columns.shape[1])
+        inverse, pattern = self._inverse, self.space.layout.pattern
+        if first.size == 1:  # the whole diagonal is in every pattern
+            entries = inverse[jnp.asarray(pattern.diagonal)[design.columns]]
+            return self._corrected(quadratic_of_pairs(design, jnp.where(design.values != 0, entries, 0.0)), design)
         i, j = design.columns[:, first], design.columns[:, second]
-        slots, is_found = look_up(self.space.layout.pattern, jnp.maximum(i, j), jnp.minimum(i, j))
-        inverse = self._inverse
+        slots, is_found = look_up(pattern, jnp.maximum(i, j), jnp.minimum(i, j))
         is_needed = (design.values[:, first] != 0) & (design.values[:, second] != 0)
 
         def selected() -> Array:
             entries = jnp.where(is_needed, inverse[slots], 0.0)
             return self._corrected(quadratic_of_pairs(design, entries), design)
 
-        if first.size == 1:  # the whole diagonal is in every pattern
-            return selected()
         all_found = jnp.all(is_found | ~is_needed)
         return lax.cond(all_found, selected, lambda: self._variance_by_solves(design))
 
