@@ -10,7 +10,7 @@ import numpy as np
 from jax.experimental.buffer_callback import buffer_callback
 
 
-def host_call(function: Callable[..., object], result: object, *args: Any) -> Any:
+def host_call(function: Callable[..., object], result: object, *args: Any, fills: bool = False) -> Any:
     """Result of a function of NumPy arrays, which a compiled program calls when it has their values.
 
     On the CPU the function reads and fills the memory of the program itself: a call costs some ten microseconds, where
@@ -25,6 +25,8 @@ def host_call(function: Callable[..., object], result: object, *args: Any) -> An
         itself, keeps no argument, whose memory is used again, and writes into none.
     :param result: pytree of :class:`jax.ShapeDtypeStruct`, of the same structure.
     :param args: pytrees of arrays.
+    :param bool fills: whether the function gets arrays of the shapes of the result as its first argument and fills them,
+        which takes no memory beside that of the program.
     :raises ValueError: from the program, if what comes back has another structure or other shapes.
     """
 
@@ -32,11 +34,18 @@ def host_call(function: Callable[..., object], result: object, *args: Any) -> An
         return function(*jax.tree.map(np.asarray, args))
 
     def into_outputs(_: object, outputs: object, *args: object) -> None:
+        if fills:
+            of_arrays(outputs, *args)
+            return
         found = jax.tree.leaves(of_arrays(*args))
         for output, value in zip(jax.tree.leaves(outputs), found, strict=True):
             np.copyto(np.asarray(output), _of_shape(value, output))
 
     def as_outputs(*args: object) -> object:
+        if fills:
+            outputs = jax.tree.map(lambda like: np.empty(like.shape, like.dtype), result)
+            of_arrays(outputs, *args)
+            return outputs
         return jax.tree.map(lambda value, like: np.asarray(value, like.dtype), of_arrays(*args), result)
 
     if jax.default_backend() == "cpu":

@@ -26,12 +26,12 @@ class _NotPositive(Exception):
     """A front is not positive definite."""
 
 
-def factorise(batches: Sequence[Batch], values: Array, length: int | None = None) -> Array:
+def factorise(batches: Sequence[Batch], values: Array, out: Array | None = None) -> Array:
     """Factor as one flat array; all nan where the matrix is not positive definite or not finite.
 
-    :param int length: of the array, with zeros behind the factor; by default that of the factor.
+    :param out: array that becomes the factor, with zeros behind it where it is longer; by default a new one.
     """
-    factor = np.empty(batches[-1].stop if length is None else length)
+    factor = np.empty(batches[-1].stop) if out is None else out
     factor[batches[-1].stop :] = 0.0
     if not np.all(np.isfinite(values)):
         factor.fill(np.nan)
@@ -50,7 +50,9 @@ def factorise(batches: Sequence[Batch], values: Array, length: int | None = None
     except _NotPositive:
         factor.fill(np.nan)
         return factor
-    return factor if np.isfinite(np.sum(factor)) else np.full_like(factor, np.nan)
+    if not np.isfinite(np.sum(factor)):
+        factor.fill(np.nan)
+    return factor
 
 
 def log_determinant(batches: Sequence[Batch], factor: Array) -> float:

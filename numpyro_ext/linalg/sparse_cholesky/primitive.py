@@ -123,8 +123,7 @@ def factorise(pattern: AnyPattern, values: ArrayLike) -> SparseFactor:
     :raises TypeError: if ``values`` are complex.
     """
     values = _checked_values(pattern, values)
-    result = _of_factor(pattern, values)
-    words, log_determinant = _callback(pattern, _factorise(result), result, lax.stop_gradient(values))
+    words, log_determinant = _callback(pattern, _factorise, _of_factor(pattern, values), lax.stop_gradient(values))
     return SparseFactor(values, words, log_determinant, pattern)
 
 
@@ -136,15 +135,8 @@ def factorise_and_solve(pattern: AnyPattern, values: ArrayLike, b: Array) -> tup
     :param jax.Array b: right-hand sides, shape (n,) or (n, k).
     """
     values, b = _promoted(_checked_values(pattern, values), b)
-    factor = _of_factor(pattern, values)
-    factorised = _factorise(factor)
-
-    def on_host(analysis: Analysis, values: NDArray[np.generic], b: NDArray[np.generic]) -> tuple[object, ...]:
-        words, log_determinant = factorised(analysis, values)
-        return words, log_determinant, _solve(analysis, words, b)
-
-    result = *factor, jax.ShapeDtypeStruct(b.shape, b.dtype)
-    words, log_determinant, x = _callback(pattern, on_host, result, *lax.stop_gradient((values, b)))
+    result = *_of_factor(pattern, values), jax.ShapeDtypeStruct(b.shape, b.dtype)
+    words, log_determinant, x = _callback(pattern, _factorise_and_solve, result, *lax.stop_gradient((values, b)))
     return SparseFactor(values, words, log_determinant, pattern), _known_solution(pattern, values, words, b, x)
 
 
@@ -182,10 +174,14 @@ def white_noise(rng_key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Arr
     """
     result = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
-    def on_host(words: NDArray[np.uint32]) -> NDArray[np.float64]:
-        return np.random.default_rng(words).standard_normal(shape)
+    def on_host(out: NDArray[Any], words: NDArray[np.uint32]) -> None:
+        generator = np.random.default_rng(words)
+        if out.dtype == np.float64:
+            generator.standard_normal(out=out)
+        else:  # of single precision, the same numbers rounded
+            out[...] = generator.standard_normal(shape)
 
-    found: Array = host_call(on_host, result, jax.random.key_data(rng_key))
+    found: Array = host_call(on_host, result, jax.random.key_data(rng_key), fills=True)
     return found
 
 
@@ -199,16 +195,16 @@ def _promoted(*arrays: Array) -> tuple[Array, ...]:
 
 
 def _callback(pattern: AnyPattern, function: Callable[..., object], result: object, *args: Array) -> Any:
-    """Result of a function of the analysis and of arrays."""
+    """Result of a function of the analysis, of the arrays that it is to fill, and of others."""
     carried, structure = jax.tree.flatten(pattern)  # nothing of a pattern that is static
 
-    def on_host(carried: list[NDArray[np.generic]], *arrays: NDArray[np.generic]) -> object:
+    def on_host(outputs: object, carried: list[NDArray[np.generic]], *arrays: NDArray[np.generic]) -> None:
         known = jax.tree.unflatten(structure, carried)
         analysis = known_analysis(known) if isinstance(known, CarriedPattern) else analyse(known)
         with np.errstate(all="ignore"):  # what is not finite comes back as nan
-            return function(analysis, *arrays)
+            function(analysis, outputs, *arrays)
 
-    return host_call(on_host, result, carried, *args)
+    return host_call(on_host, result, carried, *args, fills=True)
 
 
 def _call(pattern: AnyPattern, function: Callable[..., object], like: Array, *args: Array) -> Array:
@@ -216,72 +212,68 @@ def _call(pattern: AnyPattern, function: Callable[..., object], like: Array, *ar
     return _callback(pattern, function, jax.ShapeDtypeStruct(like.shape, like.dtype), *args)
 
 
-def _factorise(
-    result: tuple[jax.ShapeDtypeStruct, ...],
-) -> Callable[[Analysis, NDArray[np.generic]], tuple[NDArray[np.generic], float]]:
-    length = result[0].shape[0] // 2
-
-    def of_length(analysis: Analysis, values: NDArray[np.generic]) -> tuple[NDArray[np.generic], float]:
-        factor = numeric.factorise(analysis.batches, values.astype(np.float64), length)
-        return factor.view(np.uint32), numeric.log_determinant(analysis.batches, factor)
-
-    return of_length
+def _factorise(analysis: Analysis, out: tuple[NDArray[Any], ...], values: NDArray[Any]) -> None:
+    words, log_determinant = out
+    factor = numeric.factorise(analysis.batches, values.astype(np.float64, copy=False), _doubles(words))
+    log_determinant[...] = numeric.log_determinant(analysis.batches, factor)
 
 
-def _doubles(words: NDArray[np.generic]) -> NDArray[np.float64]:
-    return np.ascontiguousarray(words).view(np.float64)
+def _factorise_and_solve(
+    analysis: Analysis, out: tuple[NDArray[Any], ...], values: NDArray[Any], b: NDArray[Any]
+) -> None:
+    words, log_determinant, x = out
+    _factorise(analysis, (words, log_determinant), values)
+    _solve(analysis, x, words, b)
+
+
+def _doubles(words: NDArray[Any]) -> NDArray[np.float64]:
+    return words.view(np.float64)
 
 
 def _in_columns(
-    function: Callable[[object, object, NDArray[np.float64]], NDArray[np.float64]],
-) -> Callable[[Analysis, np.ndarray, np.ndarray], np.ndarray]:
+    function: Callable[[Analysis, NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
+) -> Callable[[Analysis, NDArray[Any], NDArray[Any], NDArray[Any]], None]:
     """Function of right-hand sides of shape (n, k), for those of shape (n,) and for any number of columns as well."""
 
-    def of_any_shape(analysis: Analysis, words: NDArray[np.generic], b: NDArray[np.generic]) -> NDArray[np.float64]:
-        factor = _doubles(words)
-        columns = b.astype(np.float64, copy=False).reshape(analysis.order.size, -1)
-        if columns.shape[1] <= _COLUMNS_AT_ONCE:
-            return function(analysis, factor, columns).reshape(b.shape)
-        found = np.empty_like(columns)
+    def of_any_shape(analysis: Analysis, out: NDArray[Any], words: NDArray[Any], b: NDArray[Any]) -> None:
+        factor, size = _doubles(words), analysis.order.size
+        columns, found = b.reshape(size, -1), out.reshape(size, -1)
         for first in range(0, columns.shape[1], _COLUMNS_AT_ONCE):
             own = slice(first, first + _COLUMNS_AT_ONCE)
-            found[:, own] = function(analysis, factor, np.ascontiguousarray(columns[:, own]))
-        return found.reshape(b.shape)
+            found[:, own] = function(analysis, factor, np.ascontiguousarray(columns[:, own], np.float64))
 
     return of_any_shape
 
 
 @_in_columns
-def _solve(analysis: Any, factor: Any, b: NDArray[np.float64]) -> NDArray[np.float64]:
+def _solve(analysis: Analysis, factor: Any, b: NDArray[np.float64]) -> NDArray[np.float64]:
     y = numeric.solve_lower(analysis.batches, factor, b[analysis.order])
-    x = np.empty_like(b)
-    x[analysis.order] = numeric.solve_upper(analysis.batches, factor, y)
-    return x
+    return _in_old_order(analysis, numeric.solve_upper(analysis.batches, factor, y))
 
 
 @_in_columns
-def _half_solve(analysis: Any, factor: Any, z: NDArray[np.float64]) -> NDArray[np.float64]:
-    x = np.empty_like(z)
-    x[analysis.order] = numeric.solve_upper(analysis.batches, factor, z)
-    return x
+def _half_solve(analysis: Analysis, factor: Any, z: NDArray[np.float64]) -> NDArray[np.float64]:
+    return _in_old_order(analysis, numeric.solve_upper(analysis.batches, factor, z))
 
 
 @_in_columns
-def _half_solve_transposed(analysis: Any, factor: Any, x: NDArray[np.float64]) -> NDArray[np.float64]:
+def _half_solve_transposed(analysis: Analysis, factor: Any, x: NDArray[np.float64]) -> NDArray[np.float64]:
     return numeric.solve_lower(analysis.batches, factor, x[analysis.order])
 
 
-def _selected_inverse_on_host(
-    analysis: Analysis, words: NDArray[np.generic], like: NDArray[np.generic]
-) -> NDArray[np.float64]:
-    return numeric.selected_inverse(analysis.batches, _doubles(words), like.size)
+def _in_old_order(analysis: Analysis, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    found = np.empty_like(x)
+    found[analysis.order] = x
+    return found
 
 
-def _tangent_on_host(
-    analysis: Analysis, words: NDArray[np.generic], tangent: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    factor, tangent = _doubles(words), tangent.astype(np.float64)
-    return numeric.selected_inverse_tangent(analysis.batches, factor, tangent)
+def _selected_inverse_on_host(analysis: Analysis, out: NDArray[Any], words: NDArray[Any]) -> None:
+    out[...] = numeric.selected_inverse(analysis.batches, _doubles(words), out.size)
+
+
+def _tangent_on_host(analysis: Analysis, out: NDArray[Any], words: NDArray[Any], tangent: NDArray[Any]) -> None:
+    tangent = tangent.astype(np.float64, copy=False)
+    out[...] = numeric.selected_inverse_tangent(analysis.batches, _doubles(words), tangent)
 
 
 # ---- derivatives ----
@@ -319,7 +311,7 @@ def _times(pattern: AnyPattern, entries: Array) -> Array:
 
 @jax.custom_jvp
 def _selected_inverse(pattern: AnyPattern, values: Array, words: Array) -> Array:
-    return _call(pattern, _selected_inverse_on_host, values, words, lax.stop_gradient(values))
+    return _call(pattern, _selected_inverse_on_host, values, words)
 
 
 @_selected_inverse.defjvp

@@ -225,6 +225,8 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         chosen = 1 + np.flatnonzero(np.isfinite(found[1:]))
         design = Design(design.points[chosen - 1], design.log_volumes[chosen - 1])
     fits = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    parts.clear()  # which functions hold in a circle, so that it would stay until it is collected
+    known.clear()
     opposite = None
     if around.num_rows <= MANY_ROWS:
         mode = np.asarray(around.fit.last_state.values)

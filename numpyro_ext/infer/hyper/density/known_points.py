@@ -136,6 +136,11 @@ class KnownPoints:
         """Number of points."""
         return sum(map(len, self._points))
 
+    def clear(self) -> None:
+        """Forget all points."""
+        self._points.clear()
+        self._states.clear()
+
     def append(self, points: np.ndarray, states: object, is_good: np.ndarray) -> None:
         """Note the fits that are good.
 
