@@ -25,8 +25,8 @@ def host_call(function: Callable[..., object], result: object, *args: Any, fills
         itself, keeps no argument, whose memory is used again, and writes into none.
     :param result: pytree of :class:`jax.ShapeDtypeStruct`, of the same structure.
     :param args: pytrees of arrays.
-    :param bool fills: whether the function gets arrays of the shapes of the result as its first argument and fills them,
-        which takes no memory beside that of the program.
+    :param bool fills: whether the function gets the arrays of the result as its first argument and fills them, which
+        takes no memory beside that of the program.
     :raises ValueError: from the program, if what comes back has another structure or other shapes.
     """
 

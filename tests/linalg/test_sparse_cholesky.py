@@ -370,15 +370,15 @@ def test_solution_of_an_indefinite_matrix_is_nan():
 
 @pytest.mark.float32
 def test_white_noise():
-    draw = jax.jit(lambda key: white_noise(key, (40_000, 3), float))
+    draw = jax.jit(lambda key: white_noise(key, float, (40_000, 3))[0])
     found = np.asarray(draw(jax.random.key(0)), float)
     assert_close_means(found, np.zeros(3))
     assert_close_covariance(found, np.eye(3))
     assert scipy.stats.kstest(found.ravel(), scipy.stats.norm.cdf).pvalue > 1e-3
     # the same numbers of the same key, whatever the program
-    np.testing.assert_array_equal(white_noise(jax.random.PRNGKey(0), (40_000, 3), float), found)
-    both = jax.vmap(lambda key: white_noise(key, (5,), float))(jax.random.split(jax.random.key(1)))
-    np.testing.assert_array_equal(both[1], white_noise(jax.random.split(jax.random.key(1))[1], (5,), float))
+    np.testing.assert_array_equal(white_noise(jax.random.PRNGKey(0), float, (40_000, 3))[0], found)
+    both = jax.vmap(lambda key: white_noise(key, float, (5,))[0])(jax.random.split(jax.random.key(1)))
+    np.testing.assert_array_equal(both[1], white_noise(jax.random.split(jax.random.key(1))[1], float, (5,))[0])
     assert np.all(np.asarray(both[0]) != np.asarray(both[1]))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, random
 from scipy.special import logsumexp, softmax
 
-from ...compilation.collection import without_collection
+from ...compilation.collection import return_freed_memory, without_collection
 from ...compilation.transfer import aligned, to_device
 from ...structure import LatentGaussianReading
 from ..front.answers.draws import Draws, draw_inside_support
@@ -38,8 +38,8 @@ _CALLS, _CALLS_OF_SMALL, _CALLS_OF_SPARSE, _CALLS_OF_MANY_ROWS = (32, 16), (64, 
 """Points at which one call draws, and how often it draws at each, at most. With many rows the points are those of the
 design, and to condition on the rows takes as long as dozens of draws; a sparse factor takes as long as some."""
 
-_MOST_NUMBERS_OF_CALL = 2**23
-"""Numbers that one call draws, at most, unless a single point has more: they are there several times on the way."""
+_MOST_NUMBERS_OF_CALL, _FEWEST_OF_CALL = 2**23, 16
+"""Numbers that one call draws, at most, unless so many draws have more: they are there several times on the way."""
 _MANY_POINTS = 1024
 """Points of many draws where neither a fit nor a factorisation is dear."""
 _POINTS_OF_ONE_PASS, _CALLS_OF_ONE_PASS = 256, (32, 4)
@@ -285,7 +285,9 @@ class IntegratedRun(GaussianRun):
             num_points, most = _CALLS_OF_MANY_ROWS
         elif self.reading.abstract_form.layout is not None:
             num_points, most = _CALLS_OF_SPARSE
-        num_points = max(1, min(num_points, _MOST_NUMBERS_OF_CALL // (most * self.reading.abstract_form.num_columns)))
+        number = _MOST_NUMBERS_OF_CALL // self.reading.abstract_form.num_columns  # draws of one call
+        most = min(most, max(number // _FEWEST_OF_CALL, 1) * _FEWEST_OF_CALL)
+        num_points = max(1, min(num_points, number // most))
         # A point with more draws than a call makes of it is there several times.
         parts = -(-counts // most)
         places = np.repeat(np.arange(len(counts)), parts)
@@ -296,7 +298,8 @@ class IntegratedRun(GaussianRun):
         kept = generator.permutation(kept)
         out: Any = None
         for start, own_keys in zip(starts, keys, strict=True):
-            # Filled up, so that one program serves all.
+            if self.programs.is_large:
+                return_freed_memory()
             index = np.minimum(np.arange(start, start + num_points), len(places) - 1)
             hypers, states = jax.tree.map(
                 lambda leaf, index=index: leaf[places[index]], (points.fits.hyper, points.fits.state)

@@ -63,7 +63,7 @@ def log_determinant(batches: Sequence[Batch], factor: Array) -> float:
 
 def solve_lower(batches: Sequence[Batch], factor: Array, b: Array) -> Array:
     """Solution of ``L y = b``, rows in the order of elimination, shape (n, k)."""
-    y = np.concatenate([b, np.zeros((1, b.shape[1]))])
+    y = np.concatenate([b, np.zeros((1, b.shape[1]))], dtype=np.float64)
     for batch in batches:
         inverse, lower = _parts(factor, batch)
         own = _product(inverse, y.take(batch.columns, axis=0))
@@ -81,7 +81,7 @@ def solve_lower(batches: Sequence[Batch], factor: Array, b: Array) -> Array:
 
 def solve_upper(batches: Sequence[Batch], factor: Array, b: Array) -> Array:
     """Solution of ``L' x = b``, rows in the order of elimination, shape (n, k)."""
-    x = np.concatenate([b, np.zeros((1, b.shape[1]))])
+    x = np.concatenate([b, np.zeros((1, b.shape[1]))], dtype=np.float64)
     for batch in reversed(batches):
         inverse, lower = _parts(factor, batch)
         own = x.take(batch.columns, axis=0)

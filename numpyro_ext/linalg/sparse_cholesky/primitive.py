@@ -159,29 +159,31 @@ def _of_factor(pattern: AnyPattern, values: Array) -> tuple[jax.ShapeDtypeStruct
     return jax.ShapeDtypeStruct((2 * length,), jnp.uint32), jax.ShapeDtypeStruct((), values.dtype)
 
 
-def white_noise(rng_key: Array, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+def white_noise(rng_key: Array, dtype: DTypeLike, *shapes: tuple[int, ...]) -> tuple[Array, ...]:
     """Standard normal numbers made by NumPy on the host, in an eighth of the time of :func:`jax.random.normal`.
 
     The numbers are those of NumPy's default generator, begun with the words of the key.
 
     >>> from jax import random
-    >>> white_noise(random.key(0), (2, 3), float).shape
-    (2, 3)
+    >>> [noise.shape for noise in white_noise(random.key(0), float, (2, 3), (1, 3))]
+    [(2, 3), (1, 3)]
 
     :param jax.Array rng_key: random key.
-    :param tuple shape: of the result.
-    :param dtype: of its numbers.
+    :param dtype: of the numbers.
+    :param tuple shapes: of the arrays, which are filled one after the other.
     """
-    result = jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
+    dtype = jax.dtypes.canonicalize_dtype(dtype)
 
-    def on_host(out: NDArray[Any], words: NDArray[np.uint32]) -> None:
+    def on_host(outputs: tuple[NDArray[Any], ...], words: NDArray[np.uint32]) -> None:
         generator = np.random.default_rng(words)
-        if out.dtype == np.float64:
-            generator.standard_normal(out=out)
-        else:  # of single precision, the same numbers rounded
-            out[...] = generator.standard_normal(shape)
+        for out in outputs:
+            if out.dtype == np.float64:
+                generator.standard_normal(out=out)
+            else:  # of single precision, the same numbers rounded
+                out[...] = generator.standard_normal(out.shape)
 
-    found: Array = host_call(on_host, result, jax.random.key_data(rng_key), fills=True)
+    result = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    found: tuple[Array, ...] = host_call(on_host, result, jax.random.key_data(rng_key), fills=True)
     return found
 
 
@@ -231,7 +233,7 @@ def _doubles(words: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _in_columns(
-    function: Callable[[Analysis, NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
+    function: Callable[[Analysis, NDArray[np.float64], NDArray[Any], NDArray[Any]], None],
 ) -> Callable[[Analysis, NDArray[Any], NDArray[Any], NDArray[Any]], None]:
     """Function of right-hand sides of shape (n, k), for those of shape (n,) and for any number of columns as well."""
 
@@ -240,31 +242,25 @@ def _in_columns(
         columns, found = b.reshape(size, -1), out.reshape(size, -1)
         for first in range(0, columns.shape[1], _COLUMNS_AT_ONCE):
             own = slice(first, first + _COLUMNS_AT_ONCE)
-            found[:, own] = function(analysis, factor, np.ascontiguousarray(columns[:, own], np.float64))
+            function(analysis, factor, found[:, own], columns[:, own])
 
     return of_any_shape
 
 
 @_in_columns
-def _solve(analysis: Analysis, factor: Any, b: NDArray[np.float64]) -> NDArray[np.float64]:
+def _solve(analysis: Analysis, factor: Any, out: NDArray[Any], b: NDArray[Any]) -> None:
     y = numeric.solve_lower(analysis.batches, factor, b[analysis.order])
-    return _in_old_order(analysis, numeric.solve_upper(analysis.batches, factor, y))
+    out[analysis.order] = numeric.solve_upper(analysis.batches, factor, y)
 
 
 @_in_columns
-def _half_solve(analysis: Analysis, factor: Any, z: NDArray[np.float64]) -> NDArray[np.float64]:
-    return _in_old_order(analysis, numeric.solve_upper(analysis.batches, factor, z))
+def _half_solve(analysis: Analysis, factor: Any, out: NDArray[Any], z: NDArray[Any]) -> None:
+    out[analysis.order] = numeric.solve_upper(analysis.batches, factor, z)
 
 
 @_in_columns
-def _half_solve_transposed(analysis: Analysis, factor: Any, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return numeric.solve_lower(analysis.batches, factor, x[analysis.order])
-
-
-def _in_old_order(analysis: Analysis, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    found = np.empty_like(x)
-    found[analysis.order] = x
-    return found
+def _half_solve_transposed(analysis: Analysis, factor: Any, out: NDArray[Any], x: NDArray[Any]) -> None:
+    out[...] = numeric.solve_lower(analysis.batches, factor, x[analysis.order])
 
 
 def _selected_inverse_on_host(analysis: Analysis, out: NDArray[Any], words: NDArray[Any]) -> None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ....compilation.collection import without_collection
+from ....compilation.collection import return_freed_memory, without_collection
 from ....compilation.quick_jit import quick_jit
 from ....structure import LatentGaussianReading
 from ...hyper import search as hyper_search
@@ -41,8 +41,9 @@ fits of the field for each, and by local factors."""
 _STEP_OF_METRIC = 0.05
 """Step of the differences by which a metric is measured; their errors are small beside how curvatures change on the
 way."""
-POINTS_PER_CALL = 9
-"""Points of the hyperparameters, filled up, at which one call fits the field."""
+POINTS_PER_CALL, _FEW_POINTS, _MOST_STACKED = 9, 3, 2**18
+"""Points of the hyperparameters, filled up, at which one call fits the field; and at least, where that is more unknowns
+than so many."""
 
 
 class FittingPrograms(Objective):
@@ -87,6 +88,9 @@ class FittingPrograms(Objective):
 
         # Of an evaluation, by shapes and dtypes of its point and of the state that it starts from.
         self._shapes: dict[Any, Evaluation] = {}
+        self.is_large = POINTS_PER_CALL * form.num_columns > _MOST_STACKED
+        few = max(_FEW_POINTS, min(space.size, POINTS_PER_CALL))
+        self.points_per_call = few if self.is_large else POINTS_PER_CALL
         is_quick = self.is_small or (form.layout is not None and form.num_rows <= costs.most_sparse_rows)
         self._compile = compile_ = partial(quick_jit, is_small=is_quick)
         self.constrained = compile_(jax.vmap(space.unpack, (0, None)))
@@ -126,9 +130,10 @@ class FittingPrograms(Objective):
         axis: rough ones, for a metric."""
         assert self._marginals_fn is not None
         best, values = search.best, np.asarray(search.values)
-        index = np.minimum(np.arange(POINTS_PER_CALL), values.size - 1)
+        number = self.points_per_call
+        index = np.minimum(np.arange(number), values.size - 1)
         points = values + _STEP_OF_METRIC * np.eye(values.size, dtype=values.dtype)
-        states = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], POINTS_PER_CALL, axis=0), best.state)
+        states = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], number, axis=0), best.state)
         tol = np.asarray(max(self.tol, self._hyper_tol), values.dtype)
         found = self.fits(
             data, fixed, points[index], values.size, states, tol, False, True, marginals_fn=self._marginals_fn
@@ -162,6 +167,8 @@ class FittingPrograms(Objective):
         self, data: object, fixed: dict[str, Array], state: SearchState, max_iterations: int, num_evaluations: int
     ) -> tuple[SearchState, Array]:
         """A chunk of a search, see :func:`~numpyro_ext.infer.hyper.search.search`."""
+        if self.is_large:
+            return_freed_memory()
         if self._evaluates_apart:
             return search_apart(
                 lambda values, begun, tol: self._evaluate_alone(data, fixed, values, begun, tol)[0],
@@ -174,7 +181,7 @@ class FittingPrograms(Objective):
         if self._marginals_fn is None:
             return self._search_alone(data, fixed, state, max_iterations, num_evaluations)
         points, states = jax.tree.map(
-            lambda leaf: np.zeros((POINTS_PER_CALL, *leaf.shape), leaf.dtype), (state.values, state.best.state)
+            lambda leaf: np.zeros((self.points_per_call, *leaf.shape), leaf.dtype), (state.values, state.best.state)
         )
         visits = Visits(points, states, 0, np.asarray(self.tol, points.dtype))
         state, trace, _ = self._search_and_visit(data, fixed, state, visits, False, max_iterations, num_evaluations)
@@ -194,12 +201,14 @@ class FittingPrograms(Objective):
         *,
         marginals_fn: Callable[..., Any],
     ) -> PointFit:
-        """Fit the field at the first ``num_points`` of :data:`POINTS_PER_CALL` unconstrained ``points``, one after the
+        """Fit the field at the first ``num_points`` of :attr:`points_per_call` unconstrained ``points``, one after the
         other, each from the state that stands beside it; of one point, where there is nothing to learn.
 
         ``marginals_fn`` is a function of the posterior and the maps of the affine sites, for which there are zeros
         where marginals are not asked for. Gradients may be zero where they are not.
         """
+        if self.is_large:
+            return_freed_memory()
         if self._evaluates_apart:
             return visit_apart(
                 lambda values, begun: self._evaluate_alone(data, fixed, values, begun, tol, with_gradient),

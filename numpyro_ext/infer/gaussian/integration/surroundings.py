@@ -13,7 +13,7 @@ from ...front.running.progress import progress_bar
 from ...front.state import Fit
 from ...hyper.density.known_points import KnownPoints
 from ...hyper.space import UnconstrainedSpace
-from ..fitting.fitting_programs import POINTS_PER_CALL, FittingPrograms
+from ..fitting.fitting_programs import FittingPrograms
 from ..fitting.point_fit import PointFit
 
 _TOL = 1e-4
@@ -141,7 +141,7 @@ class Surroundings(NamedTuple):
     ) -> PointFit:
         last = self.fit.last_state
         tolerance = np.asarray(max(tol, self.programs.tol), values.dtype)
-        batch, parts = POINTS_PER_CALL if self.space.size else 1, []
+        batch, parts = self.programs.points_per_call if self.space.size else 1, []
         mode = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], batch, axis=0), last.state)
         start = 0
         with progress_bar(len(values), task, enabled=self.progress_bar) as bar:

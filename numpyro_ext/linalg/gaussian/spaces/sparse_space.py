@@ -334,12 +334,13 @@ class SparsePosterior(_OnlyParallel):
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Exact draws of the unknowns by a triangular solve, shape ``(num_samples, num_columns)``."""
         size = self.shift.size
-        noise = white_noise(rng_key, (size + self.added.shape[1], num_samples), self.shift.dtype)
-        draws = self.factor.half_solve(noise[:size])
+        shapes = (size, num_samples), (self.added.shape[1], num_samples)
+        noise, further = white_noise(rng_key, self.shift.dtype, *shapes)
+        draws = self.factor.half_solve(noise)
         if self.removed.shape[1]:
             directions = self.space.directions
-            draws -= self.removed @ solve_lower(self.along_root, directions.T @ draws)
-            draws += self.added @ noise[size:]
+            along = solve_lower(self.along_root, directions.T @ draws)
+            draws += jnp.hstack([self.removed, self.added]) @ jnp.vstack([-along, further])
             draws -= directions @ (directions.T @ draws)
         return self.space.unknowns((self.coordinates + draws.T)[:, None])
 
