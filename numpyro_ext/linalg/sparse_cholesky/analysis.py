@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..padding import rounded_up
 from .ordering import choose_ordering
-from .pattern import CarriedPattern, SparsePattern
+from .pattern import AnyPattern, SparsePattern
 from .symbolic import Batch, make_batches
 
 _CACHE_BYTES = 256 * 2**20
@@ -87,8 +87,10 @@ def analyse(pattern: SparsePattern, *, memory_limit: int = 4 * 2**30) -> Analysi
     return known
 
 
-def known_analysis(pattern: CarriedPattern) -> Analysis:
+def known_analysis(pattern: AnyPattern) -> Analysis:
     """:func:`analyse` of a pattern whose arrays have values, by its digest alone where that is kept."""
+    if isinstance(pattern, SparsePattern):
+        return analyse(pattern)
     with _lock:
         if (known := _analyses.get(digest := np.asarray(pattern.digest).tobytes())) is not None:
             _analyses.move_to_end(digest)

@@ -166,9 +166,9 @@ class CarriedPattern:
         pointer = np.searchsorted(pattern.rows, np.arange(pattern.size + 1)).astype(np.int32)
         rows, columns = (np.pad(a, padding) for a in (pattern.rows, pattern.columns))
         digest = np.frombuffer(pattern.digest, np.uint8)
-        by_row = _entries_by_row(pattern, number)
-        arrays: Any = rows, columns, pattern.diagonal.astype(np.int32), pointer, digest, *by_row
-        return cls(*arrays, length)
+        indices = rows, columns, pattern.diagonal.astype(np.int32), pointer, digest, *_entries_by_row(pattern, number)
+        fields: list[Any] = [*indices, length]
+        return cls(*fields)
 
     @property
     def size(self) -> int:

@@ -18,7 +18,7 @@ from ..frozen_pytree import frozen_pytree
 from ..host_call import host_call
 from . import numeric
 from .analysis import Analysis, analyse, known_analysis
-from .pattern import AnyPattern, CarriedPattern, SparsePattern, multiply
+from .pattern import AnyPattern, SparsePattern, multiply
 
 _COLUMNS_AT_ONCE = 16
 """Right-hand sides that are solved for together: of more, what fronts pass on leaves the cache, and memory for
@@ -201,8 +201,7 @@ def _callback(pattern: AnyPattern, function: Callable[..., object], result: obje
     carried, structure = jax.tree.flatten(pattern)  # nothing of a pattern that is static
 
     def on_host(outputs: object, carried: list[NDArray[np.generic]], *arrays: NDArray[np.generic]) -> None:
-        known = jax.tree.unflatten(structure, carried)
-        analysis = known_analysis(known) if isinstance(known, CarriedPattern) else analyse(known)
+        analysis = known_analysis(jax.tree.unflatten(structure, carried))
         with np.errstate(all="ignore"):  # what is not finite comes back as nan
             function(analysis, outputs, *arrays)
 

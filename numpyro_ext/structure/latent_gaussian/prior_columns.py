@@ -44,14 +44,13 @@ class PriorColumns(NamedTuple):
             for name in self.columns
         }
 
-    def patterns(self) -> dict[str, PriorBlock]:
+    def with_patterns(self) -> dict[str, PriorBlock]:
         """:attr:`abstract`, with the numbers of patterns of sparse precisions."""
-        return {
-            name: dataclasses.replace(block, pattern=self.value(self.blocks[name].pattern))
-            if isinstance(block, SparsePrecisionPrior)
-            else block
-            for name, block in self.abstract.items()
-        }
+        found = self.abstract
+        for name, block in self.blocks.items():
+            if isinstance(block, SparsePrecisionPrior):
+                found[name] = dataclasses.replace(block, pattern=self.value(block.pattern))
+        return found
 
     def coupled(self, *, given_inducing: bool = False) -> list[tuple[int, int, int]]:
         """First column, number and width of the blocks of each prior with correlations; those of low rank have none

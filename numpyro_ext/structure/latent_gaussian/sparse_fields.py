@@ -53,7 +53,7 @@ def sparse_layout(
             site=sparse[0],
         )
     patterns = []
-    for name, block in priors.patterns().items():
+    for name, block in priors.with_patterns().items():
         try:
             patterns.append(block_pattern(block))
         except ValueError as reason:
