@@ -50,10 +50,11 @@ class SparseLayout:
             pattern = CarriedPattern.of(self.pattern, length=analyse(self.pattern).padded_length)
         else:
             pattern = carried.pattern
-        slots = jnp.where(self.row_slots == self.pattern.num_entries, pattern.num_entries, self.row_slots)
+        slots = np.array(self.row_slots)  # by NumPy, which compiles nothing
+        slots[slots == self.pattern.num_entries] = pattern.num_entries
         prior = CarriedPattern.of(self.prior, self.prior.num_entries)
         pattern, prior = jax.tree.map(jnp.asarray, (pattern, prior))
-        return SparseLayout(self.prior_slots, slots, pattern, prior, carried)
+        return SparseLayout(self.prior_slots, jnp.asarray(slots), pattern, prior, carried)
 
     def gram(self, design: SparseRows, weight: Array) -> Array:
         r""":math:`A^T \mathrm{diag}(w) A` at the entries of the pattern, shape ``(nnz,)``."""

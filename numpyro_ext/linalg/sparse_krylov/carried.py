@@ -1,8 +1,7 @@
-"""Patterns and orders of elimination as arrays, so that one program serves all designs of like size.
+"""Orders of elimination as arrays, so that one program serves all designs of like size.
 
-A :class:`~..sparse_cholesky.SparsePattern` and an :class:`~.elimination.Elimination` are compared by what they hold: a
-program that has seen one is compiled anew for another. Here the same indices stand beside the data, entries padded to
-few sizes, and the host knows the order again by its digest.
+An :class:`~.elimination.Elimination` is compared by what it holds: a program that has seen one is compiled anew for
+another. Here the same indices stand beside the data, and the host knows the order again by its digest.
 """
 
 from __future__ import annotations
