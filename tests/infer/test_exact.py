@@ -24,6 +24,7 @@ from numpyro_ext.infer.exact.agreement import agreement_between
 from numpyro_ext.infer.exact.kernel import log_weight_and_sites
 from numpyro_ext.infer.exact.overlap import overlap_of_weights
 from numpyro_ext.infer.exact.reparam import LATENT
+from numpyro_ext.infer.exact.rotations import Rotations
 from numpyro_ext.infer.front.run import FinishedRun
 from numpyro_ext.linalg.gaussian.design import DenseDesign
 from tests.tiers import few
@@ -205,6 +206,17 @@ def _check_density(reparam, model, args):
     np.testing.assert_allclose(found, own + log_volume, atol=1e-8)
     for name in names:
         np.testing.assert_allclose(sites[name], values[name])
+
+
+@pytest.mark.thorough
+def test_chains_side_by_side_hand_no_batch_of_large_matrices_to_a_library():
+    """Threads of a library wait for each other there, for ever, which no test could end."""
+    x = jnp.linspace(0.0, 5.0, 60)
+    args = x, jnp.sin(x) + 0.3 * random.normal(random.key(1), x.shape)
+    kernel = Rotations(PosteriorReparam(fitted(process, *args, engine=LaplaceApproximation, integrate="none")), 4, 0.8)
+    text = str(jax.make_jaxpr(lambda state: kernel.sample(state, args, {}))(kernel.init(random.key(0), 10)))
+    assert "f64[60,60] = cholesky" in text
+    assert "f64[4,60,60] = cholesky" not in text
 
 
 @pytest.mark.thorough

@@ -13,6 +13,7 @@ from jax import Array, lax
 from tqdm import tqdm
 
 from ...compilation.pytree import PyTree
+from ...compilation.quick_jit import quick_jit
 
 LARGEST_BLOCK = 100
 """Draws of a block."""
@@ -49,7 +50,7 @@ def block_of(step: Callable[[PyTree], PyTree], names: tuple[str, ...], thinning:
     def fields(state: PyTree) -> Fields:
         return {name: getattr(state, name) for name in names}
 
-    @jax.jit
+    @quick_jit
     def block(state: PyTree, number: int) -> tuple[PyTree, Fields]:
         def draw(i: Array, moving: tuple[PyTree, Fields]) -> tuple[PyTree, Fields]:
             state, kept = moving

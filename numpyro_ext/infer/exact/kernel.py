@@ -13,6 +13,7 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import log_density
 from numpyro.util import is_prng_key
 
+from ...linalg.library_calls import of_each
 from ..front.engine import AnyEngine
 from .reparam import LATENT, PosteriorReparam, log_normal
 
@@ -114,8 +115,8 @@ class IndependenceMetropolis(MCMCKernel):
             return IndependenceState(i, sites, log_weight, accept_prob, mean, rng_key)
 
         is_one = is_prng_key(rng_key)
-        self._sample_fn = step if is_one else jax.vmap(step)
-        found: IndependenceState = jax.jit(first if is_one else jax.vmap(first))(rng_key)
+        self._sample_fn = step if is_one else of_each(jax.jit(step))
+        found: IndependenceState = jax.jit(first if is_one else of_each(jax.jit(first)))(rng_key)
         if not isinstance(found.log_weight, jax.core.Tracer) and not bool(jnp.all(found.log_weight > -jnp.inf)):
             raise ValueError(
                 f"The model has density zero, or none that is a number, at {_FIRST} draws of the engine: look at "

@@ -13,7 +13,7 @@ from ..front.answers.resampling import pareto_smoothed
 from ..front.engine import BaseEngine
 from ..front.options import check_at_least
 from .kernel import log_weight_and_sites
-from .reparam import PosteriorReparam, draws_at_a_time
+from .reparam import PosteriorReparam, map_draws
 
 _FEWEST_DRAWS = 100
 _KINDS = {
@@ -42,10 +42,8 @@ def overlap(engine: BaseEngine[Any], rng_key: Array, num_draws: int = 1000) -> O
     weigh = log_weight_and_sites(reparam, run.reading.args, dict(run.reading.kwargs))
     white = random.normal(rng_key, (num_draws, reparam.coordinates.size))
     # batches, as the sites of all draws together may be large
-    number = draws_at_a_time(reparam.coordinates.size)
-    log_weights = np.asarray(
-        jax.jit(lambda rows: jax.lax.map(lambda row: weigh(row)[0], rows, batch_size=number))(white), float
-    )
+    one = jax.jit(lambda row: {"log_weight": weigh(row)[0]})
+    log_weights = np.asarray(jax.jit(lambda rows: map_draws(one, rows))(white)["log_weight"], float)
     if not np.max(log_weights) > -np.inf:
         raise FloatingPointError(
             f"The model has density zero, or none that is a number, at all of {num_draws} draws of the engine: look at "

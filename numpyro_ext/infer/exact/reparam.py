@@ -17,6 +17,7 @@ from numpyro import handlers
 from numpyro.distributions.transforms import Transform
 from numpyro.infer.reparam import Reparam
 
+from ...linalg.library_calls import most_together
 from ..front.engine import AnyEngine, BaseEngine
 from ..front.options import check_kind
 
@@ -156,13 +157,21 @@ class PosteriorReparam:
             values, _ = self.coordinates.values(white)
             return {name: values[name] for name in self.coordinates.names}
 
-        number = draws_at_a_time(self.coordinates.size)
-        return jax.jit(lambda flat: jax.lax.map(sites, flat, batch_size=min(number, max(1, len(flat)))))
+        return jax.jit(lambda flat: map_draws(jax.jit(sites), flat))
 
 
-def draws_at_a_time(size: int) -> int:
-    """Number of draws of so many coordinates whose sites are computed side by side, without much memory."""
-    return max(1, min(_AT_A_TIME, _NUMBERS // max(1, size)))
+def map_draws(function: Callable[..., dict[str, Array]], white: Array, *others: Array) -> dict[str, Array]:
+    """A function of each draw, several side by side as far as memory and libraries allow.
+
+    :param function: of coordinates and others of one draw, made by ``jax.jit``.
+    :param white: coordinates, shape ``(draws, size)``.
+    :param others: arrays with the draws on their first axis.
+    """
+    each = white, *others
+    together = most_together(function, *(jax.eval_shape(lambda x: x[0], x) for x in each)) if len(white) else None
+    number = max(1, min(_AT_A_TIME, _NUMBERS // max(1, white.shape[1]), len(white), together or _AT_A_TIME))
+    found: dict[str, Array] = jax.lax.map(lambda one: function(*one), each, batch_size=number)
+    return found
 
 
 class _Known(Reparam):

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 from numpyro.infer.mcmc import MCMCKernel
 
+from ...linalg.library_calls import of_each
 from .kernel import log_weight_and_sites
 from .reparam import LATENT, PosteriorReparam, log_normal
 
@@ -75,7 +76,8 @@ class Rotations(MCMCKernel):
     :param PosteriorReparam reparam: the coordinates.
     :param num_chains: number of chains.
     :param target_accept_prob: average acceptance to which the number of steps is adapted.
-    :param is_in_turn: gradients of chains one after the other, where these side by side would need too much memory.
+    :param is_in_turn: gradients of chains one after the other, where these side by side would need too much memory;
+        large factorisations are done so in any case.
     """
 
     sample_field = "z"
@@ -128,10 +130,10 @@ class Rotations(MCMCKernel):
     ) -> RotationState:
         """State after one trajectory of each chain."""
         weigh = log_weight_and_sites(self._reparam, model_args, model_kwargs or {})
-        evaluate = jax.value_and_grad(lambda white: weigh(white)[0])
-        every = (lambda rows: lax.map(evaluate, rows)) if self.is_in_turn else jax.vmap(evaluate)
+        evaluate = jax.jit(jax.value_and_grad(lambda white: weigh(white)[0]))
         rng_key, key_momentum, key_angle, key_steps, key_choice = random.split(state.rng_key, 5)
         found, white = state.adaptation, state.z[LATENT]
+        every = (lambda rows: lax.map(evaluate, rows)) if self.is_in_turn else of_each(evaluate)
         is_warming = state.i < self._num_warmup
         steps = jnp.exp(jnp.where(is_warming, found.log_steps, found.mean_log_steps))
         num_steps = jnp.clip(jnp.floor(steps + random.uniform(key_steps)), 1, _MOST_STEPS).astype(int)

@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size, print_summary, split_gelman_rubin
 from numpyro.infer import MCMC
 
+from ...compilation.quick_jit import quick_jit
 from ...structure.model.running.execution import check_key
 from ..front.engine import BaseEngine
 from ..front.options import check_at_least, check_one_of
@@ -21,7 +22,7 @@ from ..front.running.progress import progress_bar, warn
 from .agreement import Agreement, agreement_between
 from .chains import Block, Drawn, block_of, draw_in_blocks
 from .gaps import monte_carlo_errors
-from .reparam import LATENT, PosteriorReparam, draws_at_a_time
+from .reparam import LATENT, PosteriorReparam, map_draws
 from .rotations import Rotations
 
 _MOST_RHAT = 1.05
@@ -115,7 +116,7 @@ class ExactSamples(MCMC):
         if programs is None or len(holds) != len(before) or any(x is not y for x, y in zip(holds, before, strict=True)):
             programs = (
                 block_of(lambda s: self.sampler.sample(s, args, kwargs), self.sampler.default_fields, self.thinning),
-                jax.jit(partial(self._sites_of, args, kwargs)),
+                quick_jit(partial(self._sites_of, args, kwargs)),
             )
             self._compiled = holds, programs
         return programs
@@ -123,8 +124,9 @@ class ExactSamples(MCMC):
     def _sites_of(self, args: Any, kwargs: Any, white: Array, keys: Array) -> dict[str, Array]:
         """Sites of draws, shape ``(draws, size)``; those on which nothing depends are drawn from the model."""
 
-        def sites(pair: tuple[Array, Array]) -> dict[str, Array]:
-            model = handlers.substitute(handlers.seed(self._reparam.reparam(), pair[1]), {LATENT: pair[0]})
+        @jax.jit
+        def sites(white: Array, key: Array) -> dict[str, Array]:
+            model = handlers.substitute(handlers.seed(self._reparam.reparam(), key), {LATENT: white})
             trace = handlers.trace(model).get_trace(*args, **kwargs)
             return {
                 name: jnp.asarray(site["value"])
@@ -133,8 +135,11 @@ class ExactSamples(MCMC):
                 and (site["type"] == "deterministic" or (site["type"] == "sample" and not site["is_observed"]))
             }
 
-        number = draws_at_a_time(self._reparam.coordinates.size)
-        return jax.lax.map(sites, (white, keys), batch_size=1 if self.sampler.is_in_turn else number)
+        return (
+            jax.lax.map(lambda pair: sites(*pair), (white, keys))
+            if self.sampler.is_in_turn
+            else map_draws(sites, white, keys)
+        )
 
     def _all_sites(self, rng_key: Array, white: np.ndarray, args: Any, kwargs: Any) -> dict[str, np.ndarray]:
         """Sites of draws, shape ``(chains, draws, size)``, some at a time, so that one program serves any number."""
