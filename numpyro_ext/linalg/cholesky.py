@@ -95,6 +95,11 @@ def solve_upper(factor: Array, x: Array) -> Array:
     return _one_by_one(lambda f, y: solve_triangular(f, y, lower=True, trans="T"), factor, x)
 
 
+def divide_by_upper(x: Array, factor: Array) -> Array:
+    """``x L^-T`` of shape ``(r, n)`` for one factor: the transpose of :func:`solve_lower`, without any copies."""
+    return jax.lax.linalg.triangular_solve(factor, x, left_side=False, lower=True, transpose_a=True)
+
+
 def cholesky_solve(factor: Array, x: Array) -> Array:
     """``(L L^T)^-1 x`` for ``x`` of shape ``(..., n)``."""
     return solve_upper(factor, solve_lower(factor, x[..., None]))[..., 0]
@@ -113,13 +118,16 @@ def inverse_lower(factor: Array) -> Array:
     return solve_lower(factor, jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape))
 
 
-def inverse_lower_in_blocks(factor: Array) -> Array:
-    """``L^-1`` of shape ``(n, n)`` by halves, which leaves out the zeros: half the work of :func:`inverse_lower`."""
+def inverse_lower_in_blocks(factor: Array, largest: int = _LARGEST_BLOCK) -> Array:
+    """``L^-1`` of shape ``(n, n)`` by halves, which leaves out the zeros: half the work of :func:`inverse_lower`.
+
+    :param int largest: size of blocks that are inverted as a whole.
+    """
     size = factor.shape[0]
-    if size <= _LARGEST_BLOCK:
+    if size <= largest:
         return inverse_lower(factor)
     half = size // 2
-    first, last = inverse_lower_in_blocks(factor[:half, :half]), inverse_lower_in_blocks(factor[half:, half:])
+    first, last = (inverse_lower_in_blocks(f, largest) for f in (factor[:half, :half], factor[half:, half:]))
     below = -last @ (factor[half:, :half] @ first)
     return jnp.block([[first, jnp.zeros((half, size - half), factor.dtype)], [below, last]])
 

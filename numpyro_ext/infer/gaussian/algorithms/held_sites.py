@@ -7,6 +7,7 @@ iteration. Gaussian factors are their own sites, at every :math:`\theta`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ from jax import Array
 from ....linalg.frozen_pytree import frozen_pytree
 from ....linalg.gaussian.design import SparseRows
 from ....linalg.gaussian.prior import LowRankPrior
+from ....linalg.gaussian.spaces.observation_space import ObservationPosterior
 from ....linalg.gaussian.spaces.sparse_space import SparsePosterior
 from ....potentials import GaussianPotential
 from ....structure.latent_gaussian import LatentGaussian
@@ -53,6 +55,8 @@ class HeldSites:
     """Shape ``(num_rows,)``."""
     reference: Any
     """The field at the hyperparameters of the fit, of a sparse precision; ``None`` of others."""
+    is_by_root: bool = dataclasses.field(default=False, metadata={"static": True})
+    """True if unknowns are made of normal numbers by a root with a derivative of its own."""
 
 
 def hold(posterior: GaussianPosterior, mean: Array) -> tuple[HeldSites, int]:
@@ -76,7 +80,9 @@ def hold(posterior: GaussianPosterior, mean: Array) -> tuple[HeldSites, int]:
     )
     found = field_given(form, sites)
     if isinstance(found.posterior, SparsePosterior):
-        sites = HeldSites(sites.site_precision, sites.site_shift, found)
+        sites = dataclasses.replace(sites, reference=found)
+    elif isinstance(found.posterior, ObservationPosterior):
+        sites = dataclasses.replace(sites, is_by_root=found.posterior.suits_root)
     return sites, int(np.sum(is_negative))
 
 
@@ -116,7 +122,7 @@ def field_given(form: LatentGaussian, sites: HeldSites) -> FieldGiven:
     # What rows touch has a root of its covariance only where that is not singular: the blocks as a whole.
     prior = gaussian_prior(form._replace(touched=None), is_signed=False)
     posterior = prior.condition(precision, shift - precision * form.offset)
-    return FieldGiven(form, precision, shift, posterior, sites.reference)
+    return FieldGiven(form, precision, shift, posterior, sites.reference, sites.is_by_root)
 
 
 @frozen_pytree
@@ -132,6 +138,7 @@ class FieldGiven:
     """Shape and algebra of the space in which it was conditioned."""
     reference: Any
     """The field at the fit, where the correlations are those there; else ``None``."""
+    is_by_root: bool = dataclasses.field(metadata={"static": True})
 
     @property
     def mean(self) -> Array:
@@ -153,23 +160,26 @@ class FieldGiven:
         Where the precision is sparse the correlations are those of the fit, as derivatives of a sparse factor would
         need the whole inverse. Elsewhere the unknowns have the mean and covariance of the field.
         """
-        found: Array
-        if self.reference is None:
-            found = self.posterior.from_white(white)
-        else:
-            found = self.mean + self._growth * (self.reference.from_white(white) - self.reference.mean)
-        return found
+        return self.place(white)[0]
 
     @property
     def log_scale(self) -> Array:
         """Log absolute determinant of :meth:`from_white`."""
+        return self.place(jnp.zeros((self.form.num_columns,), self.form.offset.dtype))[1]
+
+    def place(self, white: Array) -> tuple[Array, Array]:
+        """Unknowns of :meth:`from_white`, and the log absolute determinant of that map."""
+        if self.is_by_root:
+            unknowns, log_scale = self.posterior.place(white)
+            return unknowns, log_scale
         if self.reference is not None:
-            return self.reference.log_scale + jnp.sum(jnp.log(self._growth))
+            unknowns = self.mean + self._growth * (self.reference.from_white(white) - self.reference.mean)
+            return unknowns, self.reference.log_scale + jnp.sum(jnp.log(self._growth))
         # The volume of the posterior is known relative to the prior's, that of the prior by its density at the mean.
         form, total = self.form, self.posterior.log_volume()
         for block in form.prior:
             total = total - block.log_density(jnp.zeros((block.size,), form.offset.dtype))
-        return jnp.asarray(total - 0.5 * form.num_columns * math.log(2.0 * math.pi))
+        return self.posterior.from_white(white), jnp.asarray(total - 0.5 * form.num_columns * math.log(2.0 * math.pi))
 
     @property
     def _growth(self) -> Array:

@@ -69,9 +69,9 @@ class FieldCoordinates:
         :param white: shape ``(size,)``.
         """
         vector, hyper, field = self._given(white)
-        unknowns = field.from_white(white[len(self.scale) :])
+        unknowns, log_scale = field.place(white[len(self.scale) :])
         sites = self.reading.values(hyper, unknowns, self.reading.data)
-        log_volume = self.space.log_volume(vector) + jnp.linalg.slogdet(self.scale)[1] + field.log_scale
+        log_volume = self.space.log_volume(vector) + jnp.linalg.slogdet(self.scale)[1] + log_scale
         hyper = {name: value for name, value in hyper.items() if not self.space.sites[name].is_param}
         return {**hyper, **{name: sites[name] for name in self.reading.field}}, log_volume
 

@@ -5,14 +5,27 @@ from __future__ import annotations
 import dataclasses
 
 import jax.numpy as jnp
-from jax import Array, random
+from jax import Array, lax, random
 
-from ...cholesky import cholesky, cholesky_solve, half_log_determinant, safe_sqrt, solve_lower, solve_upper
+from ...cholesky import (
+    cholesky,
+    cholesky_solve,
+    divide_by_upper,
+    half_log_determinant,
+    safe_sqrt,
+    solve_lower,
+    solve_upper,
+)
 from ...frozen_pytree import frozen_pytree
 from ..block_diagonal import BlockCovariance, BlockDiagonal, cross_product, quadratic_form
-from ..design import Design
+from ..design import Design, SparseRows
 from ..marginals import Marginals
+from ..posterior_root import from_white, posterior_root
 from ..prior import PriorBlock
+from ..row_pairs import gram_of_rows
+
+_LEAST_DIGITS = 1e-8
+"""Rounding of a posterior covariance, relative to it, up to which it is the prior's less a gain."""
 
 
 @frozen_pytree
@@ -236,6 +249,31 @@ class ObservationPosterior:
         identity = jnp.eye(self.factor.shape[-1], dtype=self.factor.dtype)
         removed = solve_upper(self.factor, solve_lower(self.factor + identity, seen[..., None]))[..., 0]
         return draw + space.unknowns(self.coordinates - self.root * removed)
+
+    @property
+    def suits_root(self) -> bool:
+        """True if :meth:`place` takes a root of the covariance of all unknowns: of one block, where these are not many
+        more than the rows, and where the difference of prior and posterior covariance has digits left."""
+        space = self.space
+        if self.negative is not None or space.rows.shape[0] > 1 or space.design.num_columns > 2 * space.design.num_rows:
+            return False
+        gain = jnp.max(self.site_precision * jnp.diagonal(space.covariance, axis1=-2, axis2=-1))
+        return bool(jnp.finfo(gain.dtype).eps * gain < _LEAST_DIGITS)
+
+    def place(self, white: Array) -> tuple[Array, Array]:
+        """Unknowns like those of :meth:`from_white`, by another root whose derivatives are in closed form, and the log
+        determinant of the map; for one block."""
+        space, design, precision = self.space, self.space.design, self.site_precision[0]
+        if isinstance(design, SparseRows):
+            is_single = design.columns.shape[1] == 1
+            of_unknowns = design.squared().rmatvec(precision) if is_single else gram_of_rows(design, precision)
+        else:
+            of_unknowns = design.matrix.T @ (precision[:, None] * design.matrix)
+        prior, shift = _covariance(space.prior).to_dense(), design.rmatvec(self.site_shift[0])
+        held, held_prior = lax.stop_gradient((self, prior))
+        removed = divide_by_upper(held.root[0] * held.space.design.matvec(held_prior), held.factor[0])
+        root = posterior_root(held_prior - removed @ removed.T, *lax.stop_gradient((of_unknowns, shift)))
+        return from_white(prior, of_unknowns, shift, white, root)
 
     def _whitened(self, cross: Array) -> tuple[Array, Array]:
         """Roots of what the positive sites remove from, and the negative ones add to, a prior covariance."""
