@@ -91,7 +91,8 @@ def _told(engine: Any, reference: Mapping[str, Mapping[str, float]]) -> Entry:
         return {"agreement": f"{type(error).__name__}: {error}"}
     draws = {site: np.asarray(values) for site, values in exact.get_samples().items()}
     gaps = _gaps({site: (values.mean(0), values.std(0)) for site, values in draws.items()}, reference)
-    return {"agreement": exact.agreement.word, "exact_gap": gaps["gap"], "exact_ratio": gaps["ratio"]}
+    found = {"agreement": exact.agreement.word, "exact_gap": gaps["gap"], "exact_ratio": gaps["ratio"]}
+    return found | {"kernel": type(exact.sampler).__name__}
 
 
 def is_lost(entry: Entry) -> bool:
@@ -236,7 +237,9 @@ def _reason(entry: Entry) -> str:
     said += "Told. " if is_told(entry) else "**Not told.** "
     said += f"Agreement with exact draws: {entry.get('agreement', 'not asked')}"
     if "exact_gap" in entry:
-        said += f", whose own gap is {entry['exact_gap']:+.2f} sd, times {entry['exact_ratio']:.2f}"
+        # entries without a kernel are from before there was another one
+        kernel = {"Rotations": "quarter turns"}.get(entry.get("kernel", "NUTS"), "NUTS")
+        said += f" ({kernel}), whose own gap is {entry['exact_gap']:+.2f} sd, times {entry['exact_ratio']:.2f}"
     return said + "." + "".join(f" “{' '.join(message.split())}”" for message in entry["messages"])
 
 
