@@ -158,6 +158,23 @@ def walk(y):
     scan(step, 0.0, y)
 
 
+def schools(sigma, y):
+    """As many rows as unknowns but one."""
+    level, scale = numpyro.sample("level", dist.Normal(0.0, 5.0)), numpyro.sample("scale", dist.HalfNormal(5.0))
+    effect = numpyro.sample("effect", dist.Normal(level, scale).expand([len(sigma)]).to_event(1))
+    numpyro.sample("y", dist.Normal(effect, sigma).to_event(1), obs=y)
+
+
+@pytest.mark.thorough
+def test_a_fit_in_the_space_of_predictors_may_have_coordinates_with_a_border():
+    rng = np.random.default_rng(6)
+    args = rng.uniform(5.0, 15.0, 30), rng.normal(5.0, 12.0, 30)
+    engine = fitted(schools, *args, engine=LaplaceApproximation, integrate="none")
+    found = engine._run.coordinates
+    assert found.reading.abstract_form.border is not None and found.sites.is_by_root
+    _check_density(PosteriorReparam(engine), schools, args)
+
+
 @pytest.mark.thorough
 def test_a_long_series_has_a_block_for_each_step():
     """Fits take 32 steps together, coordinates one: the same field by another order of the arithmetic."""

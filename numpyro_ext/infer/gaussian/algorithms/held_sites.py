@@ -56,7 +56,7 @@ class HeldSites:
     reference: Any
     """The field at the hyperparameters of the fit, of a sparse precision; ``None`` of others."""
     is_by_root: bool = dataclasses.field(default=False, metadata={"static": True})
-    """True if unknowns are made of normal numbers by a root with a derivative of its own."""
+    """True if unknowns are made of normal numbers by a root with a derivative of its own, in the space of the fit."""
 
 
 def hold(posterior: GaussianPosterior, mean: Array) -> tuple[HeldSites, int]:
@@ -169,7 +169,7 @@ class FieldGiven:
 
     def place(self, white: Array) -> tuple[Array, Array]:
         """Unknowns of :meth:`from_white`, and the log absolute determinant of that map."""
-        if self.is_by_root:
+        if self.is_by_root and isinstance(self.posterior, ObservationPosterior):  # not where there is a border now
             unknowns, log_scale = self.posterior.place(white)
             return unknowns, log_scale
         if self.reference is not None:
