@@ -65,7 +65,9 @@ def adaptive_tests(study):
 
 def exact(study):
     name, failed, *_ = study.MODELS
-    ways = {way: [100.0, 80.0, 3.0, rate, 0, 2.0] for way, rate in (("as written", 50.0), (study.COORDINATES, 25.0))}
+    ways = {
+        way: [100.0, 80.0, 3.0, rate, 0, 2.0, 0.1] for way, rate in (("as written", 50.0), (study.COORDINATES, 25.0))
+    }
     return {name: [{"ways": ways}], failed: [{"failed": "ValueError: no"}]}
 
 

@@ -162,20 +162,20 @@ def _figures(draws: Mapping[str, np.ndarray], gradients: int, seconds: float, re
 
 def measure(model: Model, args: tuple[Any, ...]) -> list[float]:
     """Effective draws of one chain of NUTS, of squares too, per 1000 gradients and per CPU-second of sampling,
-    its divergences, and CPU-seconds of compilation."""
+    its divergences, and CPU-seconds of compilation; no fit goes before it."""
     nuts = CompiledNuts(model, WARMUP, NUM_SAMPLES, *args)
     chains = nuts.run(1)
-    return _figures(chains.draws, chains.gradients, chains.seconds, [chains.divergent, nuts.compilation])
+    return _figures(chains.draws, chains.gradients, chains.seconds, [chains.divergent, nuts.compilation, np.nan])
 
 
 def measure_exact(engine: EP, args: tuple[Any, ...], fit: float) -> list[float]:
-    """The same of ``engine.sample_exactly``, whose next run has the seconds of the next fit too."""
+    """The same of ``engine.sample_exactly``, whose next run has the seconds of the next fit too, and these alone."""
     exact, first = cpu_seconds(engine.sample_exactly, random.key(0), NUM_SAMPLES, num_chains=NUM_CHAINS)
     exact.post_warmup_state = None
     _, later = cpu_seconds(exact.run, random.key(1), *args)
     draws = {name: np.asarray(values) for name, values in exact.get_samples(group_by_chain=True).items()}
     gradients = int(np.sum(exact.get_extra_fields()["num_steps"]))
-    return _figures(draws, gradients, later + fit, [exact.num_diverging, first - later])
+    return _figures(draws, gradients, later + fit, [exact.num_diverging, first - later, fit])
 
 
 def compare_park(draw: int) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def compare_park(draw: int) -> dict[str, Any]:
     rates = [1000 * sizes[0] / kept["steps"], sizes[0] / kept["first"]]
     return {
         "ways": {
-            "as written": [*sizes, *rates, kept["divergences"], np.nan],
+            "as written": [*sizes, *rates, kept["divergences"], np.nan, np.nan],
             COORDINATES: measure_exact(engine, args, fit),
         }
     }
@@ -227,7 +227,8 @@ def page(found: dict[str, list[Any]]) -> list[str]:
     rows = (
         (
             *(name, way, f"{of[0]:.0f}", f"{of[1]:.0f}", _rate(of[2], 1), _rate(of[3], 0), of[4]),
-            *("-" if np.isnan(of[5]) else f"{of[5]:.1f}", _rate(gains[name][way], 1)),
+            *("-" if np.isnan(of[5]) else f"{of[5]:.1f}", "-" if np.isnan(of[6]) else f"{of[6]:.2f}"),
+            _rate(gains[name][way], 1),
         )
         for name in ways
         for way, of in ways[name].items()
@@ -241,14 +242,14 @@ def page(found: dict[str, list[Any]]) -> list[str]:
         f"NUTS: one chain of {WARMUP} + {NUM_SAMPLES} steps; in the coordinates of EP `sample_exactly` with "
         f"{NUM_CHAINS} chains of {WARMUP_IN_COORDINATES} + {NUM_SAMPLES}. CPU-seconds are those of sampling by a "
         "compiled program, with warm-up; in the coordinates of EP with its next fit. `MCMC` compiles this program in "
-        "each of its runs (NumPyro 0.22), which takes the seconds of the last column but one, with the first state. "
+        "each of its runs (NumPyro 0.22), which takes the seconds of the column of compilation, with the first state. "
         "Effective sizes are the smallest of all latent and deterministic sites; of squares they are what standard "
         "deviations rest on. Gain: effective draws a CPU-second in these coordinates over those of the row. Models "
         "without a row non-centred are so as written, or have no locations and scales to take out; NUTS in the park is "
         "the run of the scoreboard.",
         table(
             "model | draws | smallest ESS | of squares | per 1000 gradients | per CPU-second | divergences | "
-            "compiled, s | gain",
+            "compiled, s | next fit, s | gain",
             rows,
         ),
         f"Median gain over the model as written {np.median(written):.1f}, over the better of its forms "
