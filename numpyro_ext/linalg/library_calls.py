@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from ..compilation.pytree import PyTree
 
 _MOST_WORK = 2**17
 """Work of a batch that is done by one thread: four matrices of size 32, or 59 of size 13."""
@@ -23,7 +24,7 @@ _IN_LIBRARIES = frozenset(
 )
 
 
-def most_together(function: Callable[..., Any], *example: object) -> int | None:
+def most_together(function: Callable[..., PyTree], *example: object) -> int | None:
     """Number of calls of a function that :func:`jax.vmap` may join without a library call that waits for threads.
 
     >>> import jax.numpy as jnp
@@ -40,10 +41,10 @@ def most_together(function: Callable[..., Any], *example: object) -> int | None:
     return max(1, _MOST_WORK // largest) if largest else None
 
 
-def of_each(function: Callable[..., Any]) -> Callable[..., Any]:
+def of_each(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """``jax.vmap`` of a function, whose calls are made one after the other where :func:`most_together` asks for it."""
 
-    def mapped(*rows: Any) -> Any:
+    def mapped(*rows: PyTree) -> PyTree:
         number = most_together(function, *jax.eval_shape(lambda *all_: jax.tree.map(lambda x: x[0], all_), *rows))
         if number is None or len(jax.tree.leaves(rows)[0]) <= number:
             return jax.vmap(function)(*rows)

@@ -58,8 +58,7 @@ def test_sequences_have_the_numbers_of_the_device(engine, split, tmp_path):
 
 
 @pytest.mark.thorough
-def test_rows_of_a_guide_have_the_numbers_of_the_device(monkeypatch):
-    monkeypatch.setattr(devices, "_ROWS_AT_ONCE", 4)  # states of three parts
+def test_rows_of_a_guide_have_the_numbers_of_the_device():
     y = np.random.default_rng(0).normal(size=(2, 10))
 
     def fit(tables):
@@ -68,6 +67,20 @@ def test_rows_of_a_guide_have_the_numbers_of_the_device(monkeypatch):
         return engine.run(random.key(1), tuple(y), num_epochs=3, num_rows=10)
 
     check_equal(fit("device"), fit("host"))
+
+
+def test_states_of_an_optimiser_are_made_in_parts():
+    tables = {"a": np.arange(10.0).reshape(10, 1), "b": np.arange(20.0).reshape(10, 2)}
+
+    def states_of(rows):
+        return jax.tree.map(lambda x: (2.0 * x, jnp.ones(len(x), int)), rows)
+
+    for found, expected in zip(
+        jax.tree.leaves(devices.Host(rows_at_once=4).states(states_of, tables)),
+        jax.tree.leaves(states_of(tables)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_tables_with_rows_on_another_axis_and_bounds():

@@ -174,7 +174,7 @@ def white_noise(rng_key: Array, dtype: DTypeLike, *shapes: tuple[int, ...]) -> t
     """
     dtype = jax.dtypes.canonicalize_dtype(dtype)
 
-    def on_host(outputs: tuple[NDArray[Any], ...], words: NDArray[np.uint32]) -> None:
+    def on_host(outputs: tuple[np.ndarray, ...], words: NDArray[np.uint32]) -> None:
         generator = np.random.default_rng(words)
         for out in outputs:
             if out.dtype == np.float64:
@@ -213,30 +213,28 @@ def _call(pattern: AnyPattern, function: Callable[..., object], like: Array, *ar
     return _callback(pattern, function, jax.ShapeDtypeStruct(like.shape, like.dtype), *args)
 
 
-def _factorise(analysis: Analysis, out: tuple[NDArray[Any], ...], values: NDArray[Any]) -> None:
+def _factorise(analysis: Analysis, out: tuple[np.ndarray, ...], values: np.ndarray) -> None:
     words, log_determinant = out
     factor = numeric.factorise(analysis.batches, values.astype(np.float64, copy=False), _doubles(words))
     log_determinant[...] = numeric.log_determinant(analysis.batches, factor)
 
 
-def _factorise_and_solve(
-    analysis: Analysis, out: tuple[NDArray[Any], ...], values: NDArray[Any], b: NDArray[Any]
-) -> None:
+def _factorise_and_solve(analysis: Analysis, out: tuple[np.ndarray, ...], values: np.ndarray, b: np.ndarray) -> None:
     words, log_determinant, x = out
     _factorise(analysis, (words, log_determinant), values)
     _solve(analysis, x, words, b)
 
 
-def _doubles(words: NDArray[Any]) -> NDArray[np.float64]:
+def _doubles(words: np.ndarray) -> NDArray[np.float64]:
     return words.view(np.float64)
 
 
 def _in_columns(
-    function: Callable[[Analysis, NDArray[np.float64], NDArray[Any], NDArray[Any]], None],
-) -> Callable[[Analysis, NDArray[Any], NDArray[Any], NDArray[Any]], None]:
+    function: Callable[[Analysis, NDArray[np.float64], np.ndarray, np.ndarray], None],
+) -> Callable[[Analysis, np.ndarray, np.ndarray, np.ndarray], None]:
     """Function of right-hand sides of shape (n, k), for those of shape (n,) and for any number of columns as well."""
 
-    def of_any_shape(analysis: Analysis, out: NDArray[Any], words: NDArray[Any], b: NDArray[Any]) -> None:
+    def of_any_shape(analysis: Analysis, out: np.ndarray, words: np.ndarray, b: np.ndarray) -> None:
         factor, size = _doubles(words), analysis.order.size
         columns, found = b.reshape(size, -1), out.reshape(size, -1)
         for first in range(0, columns.shape[1], _COLUMNS_AT_ONCE):
@@ -247,26 +245,26 @@ def _in_columns(
 
 
 @_in_columns
-def _solve(analysis: Analysis, factor: Any, out: NDArray[Any], b: NDArray[Any]) -> None:
+def _solve(analysis: Analysis, factor: Any, out: np.ndarray, b: np.ndarray) -> None:
     y = numeric.solve_lower(analysis.batches, factor, b[analysis.order])
     out[analysis.order] = numeric.solve_upper(analysis.batches, factor, y)
 
 
 @_in_columns
-def _half_solve(analysis: Analysis, factor: Any, out: NDArray[Any], z: NDArray[Any]) -> None:
+def _half_solve(analysis: Analysis, factor: Any, out: np.ndarray, z: np.ndarray) -> None:
     out[analysis.order] = numeric.solve_upper(analysis.batches, factor, z)
 
 
 @_in_columns
-def _half_solve_transposed(analysis: Analysis, factor: Any, out: NDArray[Any], x: NDArray[Any]) -> None:
+def _half_solve_transposed(analysis: Analysis, factor: Any, out: np.ndarray, x: np.ndarray) -> None:
     out[...] = numeric.solve_lower(analysis.batches, factor, x[analysis.order])
 
 
-def _selected_inverse_on_host(analysis: Analysis, out: NDArray[Any], words: NDArray[Any]) -> None:
+def _selected_inverse_on_host(analysis: Analysis, out: np.ndarray, words: np.ndarray) -> None:
     out[...] = numeric.selected_inverse(analysis.batches, _doubles(words), out.size)
 
 
-def _tangent_on_host(analysis: Analysis, out: NDArray[Any], words: NDArray[Any], tangent: NDArray[Any]) -> None:
+def _tangent_on_host(analysis: Analysis, out: np.ndarray, words: np.ndarray, tangent: np.ndarray) -> None:
     tangent = tangent.astype(np.float64, copy=False)
     out[...] = numeric.selected_inverse_tangent(analysis.batches, _doubles(words), tangent)
 

@@ -26,7 +26,6 @@ from ..model.priors import prior_block
 from ..model.reading import ModelReading, Treatment
 from ..model.running.execution import ModelCall
 from ..model.running.inspection import SiteInfo
-from ..model.tracing import FactorTrace
 from ..program.patterns import TooLarge
 from ..program.rows.affine_rows import AffineRows, Parts
 from ..program.rows.chosen_rows import ChosenIndices, ChosenRows
@@ -192,10 +191,10 @@ class LatentGaussianReading(ModelReading):
 
     @property
     def _priors(self) -> PriorColumns:
-        def value(tree: object) -> Any:
-            return self._evaluated(tree, dict(zip(self._program.constants, self.data, strict=False)))
+        return PriorColumns(self._columns, self._trace.priors, self._program.shape, self._known)
 
-        return PriorColumns(self._columns, self._trace.priors, self._program.shape, value)
+    def _known(self, tree: object) -> Any:
+        return self._evaluated(tree, dict(zip(self._program.constants, self.data, strict=False)))
 
     def _affine_rows(self, parts: Parts) -> AffineRows:
         return AffineRows(self._questions, self._field, parts, self._costs.rows)
@@ -336,7 +335,8 @@ class LatentGaussianReading(ModelReading):
     @property
     def half_lines(self) -> dict[str, slice]:
         """Columns of the sites of the field whose prior is a density on a half line, by name."""
-        return {n: self._columns[n] for n in self.field if _is_half_line(self._trace.factors.get(n))}
+        found, family = self._trace.factors, family_of(HalfLine)
+        return {n: self._columns[n] for n in self.field if n in found and found[n].family is family}
 
     def lower_bounds(self, name: str) -> np.ndarray:
         """Bounds of the elements of one of :attr:`half_lines`, in C order."""
@@ -396,7 +396,3 @@ class LatentGaussianReading(ModelReading):
 
 def _compiled_form(reading: LatentGaussianReading) -> Any:
     return quick_jit(reading.form, is_small=True)
-
-
-def _is_half_line(traced: FactorTrace | None) -> bool:
-    return traced is not None and traced.family is not None and traced.family is family_of(HalfLine)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from ....compilation.pytree import PyTree
 from ....compilation.store import shared as made_once
 from ..algorithms.schedules.devices import AXIS
 from ..algorithms.schedules.visits import Prepared, SharedVectors, Visited, visit_batch
@@ -54,7 +55,7 @@ class BatchDevices:
         first = [[d.process_index for d in self.all].index(process) for process in self.processes]
         return np.asarray(gathered)[first]
 
-    def _put(self, parts: Any) -> Any:
+    def _put(self, parts: PyTree) -> PyTree:
         sharding = NamedSharding(self._programs.mesh, _BY_PART)
 
         def put(x: np.ndarray) -> jax.Array:
@@ -63,7 +64,7 @@ class BatchDevices:
 
         return jax.tree.map(put, parts)
 
-    def _spread(self, x: Any) -> jax.Array:
+    def _spread(self, x: PyTree) -> jax.Array:
         """An array on every device."""
         sharding = NamedSharding(self._programs.mesh, _EVERYWHERE)
         if isinstance(x, jax.Array) and x.sharding == sharding:
@@ -80,7 +81,7 @@ class BatchDevices:
 
 
 class _Programs:
-    """What is compiled for some devices.
+    """Programs that are compiled for some devices.
 
     :param devices: in the order of the parts.
     """

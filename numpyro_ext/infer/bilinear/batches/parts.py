@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ....compilation.pytree import PyTree
 from ....linalg.padding import rounded_up
 from ....structure.bilinear.form import Bilinear, GaussianSide
 from ..algorithms import sweeps as core
@@ -65,7 +66,7 @@ class DividedBatch:
         prepared, own = zip(*parts, strict=True)
         return _stacked(prepared), _stacked(own)
 
-    def in_order(self, own: Any) -> Any:
+    def in_order(self, own: PyTree) -> PyTree:
         """Arrays of own vectors, as all parts have them, in the order of the batch."""
         device, place = np.divmod(self._places.position, self._length)
         return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[device, place]), own)
@@ -99,7 +100,7 @@ class DividedBatch:
         return Prepared(*both, getattr(part, own), constant), own_block
 
 
-def _stacked(parts: tuple[Any, ...]) -> Any:
+def _stacked(parts: tuple[PyTree, ...]) -> PyTree:
     return jax.tree.map(lambda *found: np.stack([np.asarray(x) for x in found]), *parts)
 
 

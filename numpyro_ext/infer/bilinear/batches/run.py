@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....compilation.pytree import PyTree
 from ....structure.bilinear.form import GaussianSide
 from ....structure.bilinear.read import read_like
 from ....structure.bilinear.reading import BilinearReading
@@ -70,7 +72,9 @@ class BatchRun:
     :param BatchStore store: of an empty folder.
     """
 
-    def __init__(self, call: Call, batches: Iterable[Batch], path: Any, store: BatchStore) -> None:
+    def __init__(
+        self, call: Call, batches: Iterable[Batch], path: str | os.PathLike[str] | None, store: BatchStore
+    ) -> None:
         self.call, self._store = call, store
         self._devices = BatchDevices(call.engine.devices)
         # Models are read, and answer, on one device of this process.
@@ -96,7 +100,7 @@ class BatchRun:
 
     _source: Iterator[Batch]
     _reading: BilinearReading
-    """Of the first batch."""
+    """The model on the first batch."""
     _read_last: tuple[BilinearReading, DividedBatch]
     _last: tuple[int, BilinearReading, DividedBatch]
     """The last batch of this process that may be visited, with its number."""
@@ -112,7 +116,7 @@ class BatchRun:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What may be other than it was meant."""
+        """Remarks on what may be other than it was meant."""
         if len(set(self._num_of_all)) == 1:
             return ()
         return (
@@ -215,7 +219,7 @@ class BatchRun:
         return {"Structure of a batch (of a single cell it is another: give two or more)": text, **shapes}
 
     def _described(self) -> Record:
-        """What is the same in all processes."""
+        """Options that are the same in all processes."""
         call, families = self.call, self._engine._families(self._reading)
         return {
             "over": call.over,
@@ -331,7 +335,7 @@ class BatchRun:
         )
 
 
-def _sums(arrays: Any) -> list[float]:
+def _sums(arrays: PyTree) -> list[float]:
     """Sums with weights, that tell arrays apart."""
     leaves = [np.asarray(x, float).ravel() for x in jax.tree.leaves(arrays)]
     return [float(f"{x @ np.cos(np.arange(x.size)):.6g}") for x in leaves]

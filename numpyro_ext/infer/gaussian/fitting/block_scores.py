@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from jax import Array
 
 from ....compilation.pytree import PyTree
 from ....linalg.gaussian.design import DenseDesign, SparseRows
-from ....linalg.gaussian.prior import CovariancePrior, PrecisionPrior
+from ....linalg.gaussian.prior import CovariancePrior, PrecisionPrior, PriorBlock
 from ....potentials.base import Potential
 from ....potentials.families.ordinal import (
     AdjacentCategoryPotential,
@@ -117,7 +116,7 @@ def _with_own_numbers(form: LatentGaussian) -> LatentGaussian:
     return form._replace(prior=prior, potentials=factors)
 
 
-def _may_have_own_numbers(factors: Potential, observed: Any) -> bool:
+def _may_have_own_numbers(factors: Potential, observed: Array) -> bool:
     """True if arrays of the factors may have an axis of rows in front: numbers, and thresholds or scores of categories.
     A table that rows look up may not."""
     if factors.has_fixed_shape:
@@ -126,7 +125,7 @@ def _may_have_own_numbers(factors: Potential, observed: Any) -> bool:
     return isinstance(factors, _ON_LAST_AXIS) or not any(shared)
 
 
-def _apart(block: Any) -> Any:
+def _apart(block: PriorBlock) -> PriorBlock:
     if isinstance(block, CovariancePrior):
         return dataclasses.replace(block, covariance=jnp.tile(block.covariance, (block.count, 1, 1)), count=1)
     if isinstance(block, PrecisionPrior):
@@ -135,7 +134,7 @@ def _apart(block: Any) -> Any:
 
 
 def _of_rows(factors: Potential, num_rows: int) -> Potential:
-    def of_rows(leaf: Any) -> Array:
+    def of_rows(leaf: PyTree) -> Array:
         leaf = jnp.asarray(leaf)
         has_rows = leaf.ndim > 0 and leaf.shape[0] == num_rows
         if has_rows or not jnp.issubdtype(leaf.dtype, jnp.inexact):
@@ -148,7 +147,7 @@ def _of_rows(factors: Potential, num_rows: int) -> Potential:
 def _by_block(form: LatentGaussian, slopes: LatentGaussian, moves: LatentGaussian) -> Array:
     """Change of the log evidence of each block, from slopes of the whole and moves of all numbers of the form."""
 
-    def summed(slope: Any, move: Any, length: int) -> Array:
+    def summed(slope: PyTree, move: PyTree, length: int) -> Array:
         """Products, summed for each element of the first axis."""
         parts = zip(jax.tree.leaves(slope), jax.tree.leaves(move), strict=True)
         products = (jnp.reshape(a * b, (length, -1)) for a, b in parts)

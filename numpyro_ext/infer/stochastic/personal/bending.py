@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-Step: TypeAlias = Callable[[Array, Any, Array], tuple[Any, Array]]
+from ....compilation.pytree import PyTree
+
+Step: TypeAlias = Callable[[Array, PyTree, Array], tuple[PyTree, Array]]
 """Function of latent numbers, the carry before and an event: the carry after it, and the logits of the event."""
 
 
-def weighted_bending(step: Step, start: Any, numbers: Array, items: Array, weights: Array) -> Array:
+def weighted_bending(step: Step, start: PyTree, numbers: Array, items: Array, weights: Array) -> Array:
     r"""Second derivatives of the logits of a sequence in the latent numbers, summed with weights.
 
     With tangents :math:`v_t` of carry and numbers, and adjoints :math:`\lambda_t` of the carries :math:`h_t`, they are
@@ -32,13 +34,13 @@ def weighted_bending(step: Step, start: Any, numbers: Array, items: Array, weigh
     """
 
     def walk(numbers: Array) -> tuple[list[Array], list[Array]]:
-        def body(carry: Any, item: Array) -> tuple[Any, Any]:
+        def body(carry: PyTree, item: Array) -> tuple[PyTree, PyTree]:
             return step(numbers, carry, item)[0], _parted(carry)
 
         states, rests = lax.scan(body, start, items)[1]
         return states, rests
 
-    def along(direction: Array) -> Any:
+    def along(direction: Array) -> PyTree:
         return jax.jvp(walk, (numbers,), (direction,), has_aux=True)
 
     directions = jnp.eye(numbers.size, dtype=numbers.dtype)
@@ -54,7 +56,7 @@ def weighted_bending(step: Step, start: Any, numbers: Array, items: Array, weigh
 
     [of_logits] = jax.vjp(lambda states: side_by_side(states, numbers)[1], states)[1](weights)
 
-    def back(adjoint: list[Array], given: Any) -> tuple[list[Array], list[Array]]:
+    def back(adjoint: list[Array], given: PyTree) -> tuple[list[Array], list[Array]]:
         state, rest, item, of_logits = given
         [before] = jax.vjp(lambda state: after(numbers, state, rest, item)[0], state)[1](adjoint)
         return jax.tree.map(jnp.add, before, of_logits), adjoint
@@ -66,7 +68,7 @@ def weighted_bending(step: Step, start: Any, numbers: Array, items: Array, weigh
         ahead, logits = side_by_side(states, numbers)
         return sum((jnp.vdot(a, b) for a, b in zip(adjoints, ahead, strict=True)), jnp.vdot(weights, logits))
 
-    def bent(tangents: list[Array], direction: Array) -> Any:
+    def bent(tangents: list[Array], direction: Array) -> PyTree:
         return jax.jvp(jax.grad(total, argnums=(0, 1)), (states, numbers), (tangents, direction))[1]
 
     of_states, of_numbers = jax.vmap(bent)(tangents, directions)
@@ -78,13 +80,13 @@ def _is_smooth(leaf: Array) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
-def _parted(carry: Any) -> tuple[list[Array], list[Array]]:
+def _parted(carry: PyTree) -> tuple[list[Array], list[Array]]:
     """Arrays with derivatives, and those without."""
     leaves = jax.tree.leaves(carry)
     return [x for x in leaves if _is_smooth(x)], [x for x in leaves if not _is_smooth(x)]
 
 
-def _whole(like: Any, state: list[Array], rest: list[Array]) -> Any:
+def _whole(like: PyTree, state: list[Array], rest: list[Array]) -> PyTree:
     """Carry from its parts."""
     states, rests = iter(state), iter(rest)
     return jax.tree.map(lambda x: next(states if _is_smooth(x) else rests), like)

@@ -23,7 +23,7 @@ MOST_STEPS = 100
 GAUSS_NEWTON_STEPS = 5
 """Steps after which those of Newton are taken, as Gauss-Newton can be slow."""
 FIRST_RADIUS = 2.0
-"""Of the first step, in posterior standard deviations."""
+"""Radius of the first step, in posterior standard deviations."""
 _HALVINGS = 30
 _PROBES = 5
 _DRAWS_AT_ONCE = 16
@@ -106,9 +106,9 @@ class PersonalPosterior:
     """
 
     name: str
-    """Of the latent site."""
+    """Name of the latent site."""
     shape: tuple[int, ...]
-    """Of the site for one person."""
+    """Shape of the site for one person."""
     size: int
 
     def __init__(self, program: Program, given: Given, caller: str) -> None:
