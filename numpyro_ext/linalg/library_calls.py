@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
 
 import jax
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from ..compilation.pytree import PyTree
-
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 _MOST_WORK = 2**17
 """Work of a batch that is done by one thread: four matrices of size 32, or 59 of size 13."""
 _IN_LIBRARIES = frozenset(
@@ -24,7 +25,7 @@ _IN_LIBRARIES = frozenset(
 )
 
 
-def most_together(function: Callable[..., PyTree], *example: object) -> int | None:
+def most_together(function: Callable[..., object], *example: object) -> int | None:
     """Number of calls of a function that :func:`jax.vmap` may join without a library call that waits for threads.
 
     >>> import jax.numpy as jnp
@@ -41,14 +42,15 @@ def most_together(function: Callable[..., PyTree], *example: object) -> int | No
     return max(1, _MOST_WORK // largest) if largest else None
 
 
-def of_each(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+def of_each(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """``jax.vmap`` of a function, whose calls are made one after the other where :func:`most_together` asks for it."""
 
-    def mapped(*rows: PyTree) -> PyTree:
+    def mapped(*rows: _Arguments.args, **none: _Arguments.kwargs) -> _Result:
         number = most_together(function, *jax.eval_shape(lambda *all_: jax.tree.map(lambda x: x[0], all_), *rows))
         if number is None or len(jax.tree.leaves(rows)[0]) <= number:
-            return jax.vmap(function)(*rows)
-        return lax.map(lambda row: function(*row), rows)
+            return jax.vmap(function)(*rows, **none)
+        found: _Result = lax.map(lambda row: function(*row, **none), rows)
+        return found
 
     return mapped
 
