@@ -83,7 +83,7 @@ def untouched_log_densities(
 
 
 def invalid_parameter(call: ModelCall, values: Mapping[str, object]) -> tuple[str, str] | None:
-    """The first site with a parameter outside the range that NumPyro states for it, and a sentence on it.
+    """The first observed site with a parameter outside the range that NumPyro states for it, and a sentence on it.
 
     :param call: of the model.
     :param values: of its latent and ``param`` sites.
@@ -92,7 +92,7 @@ def invalid_parameter(call: ModelCall, values: Mapping[str, object]) -> tuple[st
     with numpyro.validation_enabled(False):
         trace = handlers.trace(handlers.substitute(seeded, data=dict(values))).get_trace(*call.args, **call.kwargs)
     for name, site in trace.items():
-        base = site.get("fn")
+        base: Any = site["fn"] if site.get("is_observed") else None
         while hasattr(base, "base_dist"):
             base = base.base_dist
         for parameter, constraint in getattr(base, "arg_constraints", {}).items():
@@ -103,12 +103,14 @@ def invalid_parameter(call: ModelCall, values: Mapping[str, object]) -> tuple[st
             # Numbers that are none have other reasons, such as covariates.
             is_outside = np.atleast_1d(np.asarray(~constraint(value) & ~jnp.any(jnp.isnan(value))))
             if is_outside.any():
-                place = tuple(np.argwhere(is_outside)[0].tolist())
                 number = int(is_outside.sum())
-                shown = np.atleast_1d(value)[place]
+                where = f" in {number} place{'s' * (number > 1)}"
+                if is_outside.shape == np.atleast_1d(value).shape:  # not of vectors and matrices as a whole
+                    place = tuple(np.argwhere(is_outside)[0].tolist())
+                    where += f"; the first is {np.atleast_1d(value)[place]} at index {place}"
                 return name, (
                     f"parameter {parameter!r} of site {name!r} ({type(base).__name__}) is out of its range, "
-                    f"{constraint}, in {number} place{'s' * (number > 1)}; the first is {shown} at index {place}"
+                    f"{constraint},{where}"
                 )
     return None
 
