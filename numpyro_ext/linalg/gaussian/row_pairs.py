@@ -15,7 +15,8 @@ from .design import LEAST_ENTRIES, SparseRows
 
 FEW_ENTRIES = 4
 """Entries of a row of which all pairs are looked up at once."""
-_PAIRS_AT_A_TIME = 1_000_000
+_PAIRS_AT_A_TIME = 300_000
+"""Pairs that are made at once: they stay in the cache of a processor until they are added."""
 _MOST_ENTRIES_IN_LOOP = 100_000
 
 _Carry = TypeVar("_Carry")
@@ -140,12 +141,14 @@ def _products(columns: Array, values: Array, first: Any, second: Any) -> tuple[A
 
 
 def _chunks(*arrays: Array) -> tuple[Array, ...]:
-    """The arrays with rows of zeros to fill up the last of chunks of ``_PAIRS_AT_A_TIME``."""
+    """The arrays in chunks of about as many rows each, of ``_PAIRS_AT_A_TIME`` at most, filled up with rows of
+    zeros."""
     num_rows, width = arrays[0].shape
-    size = max(1, min(num_rows, _PAIRS_AT_A_TIME // (width * (width + 1) // 2)))
-    missing = -num_rows % size
-    padded = [jnp.pad(x, ((0, missing), *((0, 0),) * (x.ndim - 1))) for x in arrays]
-    return tuple(x.reshape(-1, size, *x.shape[1:]) for x in padded)
+    most = max(1, _PAIRS_AT_A_TIME // (width * (width + 1) // 2))
+    number = max(1, -(-num_rows // most))
+    size = -(-num_rows // number)
+    padded = [jnp.pad(x, ((0, number * size - num_rows), *((0, 0),) * (x.ndim - 1))) for x in arrays]
+    return tuple(x.reshape(number, size, *x.shape[1:]) for x in padded)
 
 
 def _by_width(values: Array, of: Callable[[int], Callable[[Any], Any]], operand: Any) -> Any:
