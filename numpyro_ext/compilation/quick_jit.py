@@ -13,15 +13,18 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 # The generator of code for fused operations that XLA has beside its older one takes most of the time of small programs,
-# for code that is no faster.
-_SIMPLE: dict[str, bool | int] = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 1}
+# for code that is no faster. Code in many parts, to be compiled side by side, takes a tenth longer, on two cores too.
+_SIMPLE: dict[str, bool | int] = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_backend_optimization_level": 1,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 # The newer one takes sums by index in half the time.
 _OF_SUMS: dict[str, bool | int] = {"xla_backend_optimization_level": 1}
 # Three times as fast again, for code that takes three times as long.
 _PLAIN = _SIMPLE | {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_parallel_codegen_split_count": 1,
 }
 _LEAN = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 

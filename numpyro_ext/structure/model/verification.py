@@ -29,6 +29,8 @@ from .running.untouched import invalid_parameter, untouched_log_densities
 
 _SPREADS = (0.1, 0.5, 1.0)
 _MOST_HALVINGS = 12
+_MOST_PLAIN_NUMBERS = 1_000_000
+"""Numbers of data up to which optimising the densities, which are asked for at a few points, takes longer than they."""
 
 
 def log_densities(reading: ModelReading, rng_key: Array, spreads: tuple[float, ...] = _SPREADS) -> np.ndarray:
@@ -241,7 +243,7 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
     program, output = make_or_derive(recording, asked, reference, shapes, reading.changing, left_out)
     others = jax.tree.leaves((reading.changing, left_out))
     program = program.with_inputs_as_data(program.inputs[len(jax.tree.leaves(shapes)) :], others)
-    is_small = holds_little((reading.data, program.data))
+    is_small = holds_little((reading.data, program.data), _MOST_PLAIN_NUMBERS)
     key = reading.structure, program.fingerprint()
     return shared(_both_densities, reading, program, output, is_small), program.data, key
 
