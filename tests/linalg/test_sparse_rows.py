@@ -105,6 +105,17 @@ def test_sums_over_pairs(width):
             np.testing.assert_allclose(found, expected, atol=1e-11)
 
 
+def test_chunks_of_wide_rows_are_equally_long(monkeypatch):
+    monkeypatch.setattr(row_pairs, "_PAIRS_AT_A_TIME", 15 * 100)
+    rng = np.random.default_rng(0)
+    columns, values, weight = rng.integers(0, 9, (401, 5)), rng.standard_normal((401, 5)), rng.random(401)
+    assert row_pairs._chunks(jnp.asarray(columns))[0].shape == (5, 81, 5)  # and no chunk of 99 rows of zeros
+    dense = np.zeros((401, 9))
+    np.add.at(dense, (np.arange(401)[:, None], columns), values)
+    lower = row_pairs.gram_lower(SparseRows(jnp.asarray(columns), jnp.asarray(values), 9), jnp.asarray(weight))
+    np.testing.assert_allclose(lower, np.tril(dense.T @ (weight[:, None] * dense)), atol=1e-12)
+
+
 def test_many_rows_with_few_unknowns_stay_sparse():
     """Products of a hundred thousand rows with a dense matrix of twenty columns would take ten times as long."""
     prior = (DiagonalPrior(jnp.ones(20)),)
