@@ -124,5 +124,6 @@ def _too_large(pattern: SparsePattern, memory: int, flops: float, front: int, li
         f"The Cholesky factor of this matrix of {pattern.size} rows and {pattern.num_entries} entries would need "
         f"{memory / 2**30:.2g} GiB, of {limit / 2**30:.2g} allowed, and about {flops / _FLOPS_PER_SECOND:.2g} s each "
         f"time; its largest front has {front} rows. Fewer unknowns or a graph with smaller separators help (maps and "
-        "meshes have them, random graphs have not), installing pymetis may, and so may an iterative method."
+        "meshes have them, random graphs have not), installing pymetis (the extra 'sparse') may, and so "
+        "may an iterative method."
     )
