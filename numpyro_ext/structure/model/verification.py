@@ -241,8 +241,11 @@ def _compile(reading: ModelReading, rng_key: Array, recording: Recording | None)
     left_out = {n: reading.sites[n].init for n in reading.predictive}
     asked = "log density", reading.predictive
     program, output = make_or_derive(recording, asked, reference, shapes, reading.changing, left_out)
-    others = jax.tree.leaves((reading.changing, left_out))
-    program = program.with_inputs_as_data(program.inputs[len(jax.tree.leaves(shapes)) :], others)
+    changing, others = jax.tree.leaves(reading.changing), jax.tree.leaves(left_out)
+    inputs = program.inputs[len(jax.tree.leaves(shapes)) :]
+    program = program.with_inputs_as_data(inputs[len(changing) :], others)
+    # All of them, also those of no use, and in front: other values take their places.
+    program = program.with_inputs_as_data(inputs[: len(changing)], changing, may_change=True)
     is_small = holds_little((reading.data, program.data), _MOST_PLAIN_NUMBERS)
     key = reading.structure, program.fingerprint()
     return shared(_both_densities, reading, program, output, is_small), program.data, key
