@@ -1,7 +1,7 @@
 """Engines on models with scans: against a Kalman smoother, and against the same model without a scan."""
 
 import math
-import time
+import os
 
 import jax
 import jax.numpy as jnp
@@ -224,10 +224,10 @@ def test_time_and_memory_are_linear_in_the_number_of_steps(engine):
         assert fit.diagnostics.converged
         times = []
         for _ in range(5):
-            started = time.process_time()
+            started = os.times().user  # what the system takes for new pages of memory is no work of the algorithm
             fit.run(jax.random.key(0), data)
             jax.block_until_ready(fit.posterior["x"].variance)
-            times.append(time.process_time() - started)
+            times.append(os.times().user - started)
         seconds.append(min(times))
         run = fit._run
         compiled = run.programs.solve.lower(run.reading.data, run.reading.initial_hyper(), None, num_steps=20).compile()
