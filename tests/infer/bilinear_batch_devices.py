@@ -111,7 +111,7 @@ def fits_over_columns(devices):
 
 
 def refusals(number):
-    """What process ``number`` of two says where the processes disagree, by the reason."""
+    """Errors of process ``number`` of two where the processes disagree, as text, by the reason."""
     devices, key, batches = jax.devices(), jax.random.key(0), count_batches([number])
     is_second = number == 1
 

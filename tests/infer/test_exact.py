@@ -159,7 +159,7 @@ def walk(y):
 
 
 def schools(sigma, y):
-    """As many rows as unknowns but one."""
+    """Schools about a common level: one unknown more than there are rows."""
     level, scale = numpyro.sample("level", dist.Normal(0.0, 5.0)), numpyro.sample("scale", dist.HalfNormal(5.0))
     effect = numpyro.sample("effect", dist.Normal(level, scale).expand([len(sigma)]).to_event(1))
     numpyro.sample("y", dist.Normal(effect, sigma).to_event(1), obs=y)

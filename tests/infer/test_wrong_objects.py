@@ -56,11 +56,11 @@ def test_what_is_no_engine_is_refused(question, given):
 
 def test_the_way_from_a_class_or_a_model_to_an_engine_is_told():
     with pytest.raises(TypeError, match=r"got the class EP, of which EP\(model, \.\.\.\) makes one"):
-        infer.calibrate(EP, KEY, None)  # type: ignore[arg-type]
+        infer.calibrate(EP, KEY, None)
     with pytest.raises(TypeError, match=r"got the function model; if it is a model, EP\(model\) makes an engine"):
-        infer.calibrate(model, KEY, None)  # type: ignore[arg-type]
+        infer.calibrate(model, KEY, None)
     with pytest.raises(TypeError, match="got None"):
-        infer.calibrate(None, KEY, None)  # type: ignore[arg-type]
+        infer.calibrate(None, KEY, None)
 
 
 @pytest.mark.parametrize(

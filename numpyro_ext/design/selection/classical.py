@@ -283,9 +283,9 @@ def _checked(covariance: ArrayLike, criterion: Criterion, targets: ArrayLike | N
         raise ValueError("covariance must be symmetric.")
     try:
         np.linalg.cholesky(S + 1e-8 * (np.abs(S).max(initial=0.0) + np.finfo(float).tiny) * np.eye(len(S)))
-    except np.linalg.LinAlgError:
+    except np.linalg.LinAlgError as error:
         least = np.linalg.eigvalsh(S)[0]
-        raise ValueError(f"covariance must have no negative eigenvalue; the least is {least:.3g}.") from None
+        raise ValueError(f"covariance must have no negative eigenvalue; the least is {least:.3g}.") from error
     if criterion != "G":
         return S, np.zeros((0, len(S)))
     if targets is None:

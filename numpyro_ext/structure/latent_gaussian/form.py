@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from ...linalg.gaussian.design import AnyDesign
+from ...linalg.gaussian.design import AnyDesign, DenseDesign, SparseRows
 from ...linalg.gaussian.prior import PriorBlock
 from ...linalg.gaussian.spaces.border_space import Border
 from ...linalg.gaussian.spaces.touched_space import Touched
@@ -107,6 +107,12 @@ class LatentGaussian(NamedTuple):
     @property
     def num_columns(self) -> int:
         return sum(block.size for block in self.prior)
+
+    @property
+    def has_blocks_alone(self) -> bool:
+        """True if the form is its :attr:`blocks` and nothing beside, with a design whose rows are held as numbers."""
+        beside = (self.border, self.touched, self.layout, self.kinds)
+        return all(part is None for part in beside) and isinstance(self.design, SparseRows | DenseDesign)
 
     def split_rows(self, values: Array) -> tuple[Array, ...]:
         """Cut an array of shape ``(num_rows, ...)`` into the parts that belong to each family of factors."""

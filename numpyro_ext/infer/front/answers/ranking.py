@@ -141,8 +141,8 @@ def _utilities(draws: Any, site: str | None, users: ArrayLike | None) -> np.ndar
     of_chains = getattr(draws, "dims", ())[:2] == ("chain", "draw")  # an array of ArviZ
     try:
         utilities = np.asarray(draws, float)
-    except (TypeError, ValueError):
-        raise wrong_kind("rank_summary", draws, wanted) from None
+    except (TypeError, ValueError) as error:
+        raise wrong_kind("rank_summary", draws, wanted) from error
     if of_chains:
         utilities = utilities.reshape(-1, *utilities.shape[2:])
     if utilities.ndim < 2:

@@ -17,7 +17,6 @@ import numpy as np
 from jax import Array
 
 from ....compilation.pytree import PyTree
-from ....linalg.gaussian.design import DenseDesign, SparseRows
 from ....linalg.gaussian.prior import CovariancePrior, PrecisionPrior, PriorBlock
 from ....potentials.base import Potential
 from ....potentials.families.ordinal import (
@@ -45,10 +44,9 @@ def has_block_scores(form: LatentGaussian, num_hyper: int) -> bool:
     :param int num_hyper: number of hyperparameters.
     """
     number = form.blocks.rows.shape[0]
-    is_plain = form.border is None and form.touched is None and form.layout is None and form.kinds is None
-    is_plain &= isinstance(form.design, SparseRows | DenseDesign) and not has_vector_factors(form.potentials)
-    is_plain &= all(map(_may_have_own_numbers, form.potentials, form.observed))
-    return is_plain and number >= num_hyper and number * num_hyper <= _MOST_SCORES
+    has_own_numbers = form.has_blocks_alone and not has_vector_factors(form.potentials)
+    has_own_numbers &= all(map(_may_have_own_numbers, form.potentials, form.observed))
+    return has_own_numbers and number >= num_hyper and number * num_hyper <= _MOST_SCORES
 
 
 def block_scores(

@@ -29,7 +29,6 @@ import numpy as np
 from jax import Array
 
 from .....linalg.cholesky import cholesky, cholesky_inverse, solve_lower
-from .....linalg.gaussian.design import DenseDesign, SparseRows
 from .....linalg.gaussian.spaces.coefficient_space import CoefficientSpace
 from .....structure.latent_gaussian import LatentGaussian, joined
 from ..posterior import gaussian_prior
@@ -48,9 +47,8 @@ def has_block_curvature(form: LatentGaussian, num_hyper: int) -> bool:
     :param int num_hyper: number of hyperparameters.
     """
     number, width = form.blocks.columns.shape
-    is_plain = form.border is None and form.touched is None and form.layout is None and form.kinds is None
-    is_plain &= isinstance(form.design, SparseRows | DenseDesign) and number > 1
-    return is_plain and number * _num_statistics(width) * num_hyper <= _MOST_NUMBERS and has_few_coordinates(form)
+    is_small = number * _num_statistics(width) * num_hyper <= _MOST_NUMBERS
+    return form.has_blocks_alone and number > 1 and is_small and has_few_coordinates(form)
 
 
 def _num_statistics(width: int) -> int:
