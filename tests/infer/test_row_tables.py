@@ -68,6 +68,11 @@ def test_cells_that_are_nan_are_missing():
     mask = pd.DataFrame(~np.isnan(HOLES), columns=names)[names[::-1]]
     assert_same_rows(table_rows(pd.DataFrame(HOLES, columns=names), mask, kinds="binary", num_factors=2), rows)
     np.testing.assert_array_equal(rows.observed[0], ~np.isnan(HOLES))
+    twice = [f"column {k // 2}" for k in range(HOLES.shape[1])]
+    table, mask = (pd.DataFrame(values, columns=twice) for values in (HOLES, ~np.isnan(HOLES)))
+    assert_same_rows(table_rows(table, mask, kinds="binary", num_factors=2), rows)
+    with pytest.raises(ValueError, match="table and mask have a column twice"):
+        table_rows(table, mask.iloc[:, ::-1], kinds="binary", num_factors=2)
     nullable = pd.DataFrame(BINARY).astype("Int64").mask(np.isnan(HOLES))
     assert_same_rows(table_rows(nullable, kinds="binary", num_factors=2), rows)
     masked = table_rows(BINARY, (~np.isnan(HOLES)).astype(int).tolist(), kinds="binary", num_factors=2)

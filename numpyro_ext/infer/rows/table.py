@@ -56,7 +56,8 @@ def table_rows(
     :param weights: how often each row is counted, shape ``(N,)``; once if not given.
     :param str binary_bound: name of a :func:`~numpyro_ext.potentials.logistic_bound`.
     :param str categorical_bound: name of a :func:`~numpyro_ext.potentials.log_sum_exp_bound`.
-    :raises ValueError: for unknown kinds, cells that are not of the kind of their column, and wrong shapes.
+    :raises ValueError: for unknown kinds, cells that are not of the kind of their column, wrong shapes, and names of columns that a table and a mask
+        in another order have twice.
 
     **Example:** a real, a binary and a categorical column, with two missing cells.
 
@@ -71,7 +72,12 @@ def table_rows(
     """
     check_rows([("table", table), ("mask", mask)])
     names, masked = (list(getattr(given, "columns", ())) for given in (table, mask))
-    if names and set(names) == set(masked):
+    if names != masked and set(names) == set(masked):
+        if not len(names) == len(masked) == len(set(names)):
+            raise ValueError(
+                f"table and mask have a column twice, and others in another order: {names} and {masked}. Give each a "
+                "name of its own, or mask.to_numpy() if the orders are the same."
+            )
         mask = np.asarray(mask)[:, [masked.index(name) for name in names]]
     cells = _numbers(table, "table")
     if cells.ndim != 2 or 0 in cells.shape:
