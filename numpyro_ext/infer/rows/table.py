@@ -56,8 +56,8 @@ def table_rows(
     :param weights: how often each row is counted, shape ``(N,)``; once if not given.
     :param str binary_bound: name of a :func:`~numpyro_ext.potentials.logistic_bound`.
     :param str categorical_bound: name of a :func:`~numpyro_ext.potentials.log_sum_exp_bound`.
-    :raises ValueError: for unknown kinds, cells that are not of the kind of their column, wrong shapes, and names of columns that a table and a mask
-        in another order have twice.
+    :raises ValueError: for unknown kinds, cells that are not of the kind of their column, wrong shapes, and names of
+        columns that a table and a mask in another order have twice.
 
     **Example:** a real, a binary and a categorical column, with two missing cells.
 
