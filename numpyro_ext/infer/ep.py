@@ -20,7 +20,7 @@ from ..structure.model.search import whole_field
 from ..structure.sparse_linear.priors import is_sparse
 from ..structure.sparse_linear.read import SPARSE_LINEAR
 from .front.engine import BaseEngine
-from .front.files.archive import Content
+from .front.files.content import Content
 from .front.many import Dataset
 from .front.run import FinishedRun
 from .front.state import EngineState

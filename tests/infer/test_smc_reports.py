@@ -138,8 +138,22 @@ def test_arguments_of_other_kinds():
     smc.run(KEY, Y, np.arange(40) < 20)
     with pytest.raises(ModelStructureError, match="shapes of data and masks"):
         smc.update(Y, np.arange(3) < 2)
-    with pytest.raises(ModelStructureError, match="to_numpy"):
-        smc.update(pd.Series(Y), np.arange(40) < 20)
+    with pytest.raises(ModelStructureError, match="no type of numbers"):
+        smc.update(pd.Series(["a"] * 40), np.arange(40) < 20)
+
+
+def test_columns_of_pandas_are_arrays_to_a_model_that_fails_on_them():
+    def line(table, y):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(slope * table["x"].to_numpy(), 1.0), obs=y)
+
+    table = pd.DataFrame({"x": np.linspace(-1, 1, 40)})
+    found = []
+    for y in (Y, pd.Series(Y)):
+        smc = SMC(line, num_particles=100, progress_bar=False)
+        smc.run(KEY, table, y)
+        found.append(float(smc.log_evidence))
+    assert found[0] == found[1]
 
 
 @pytest.mark.thorough

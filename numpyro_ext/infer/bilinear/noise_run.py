@@ -24,7 +24,7 @@ from ...structure.errors import ModelStructureError
 from ..front.answers.draws import Draws, draw_inside_support, with_hyper
 from ..front.answers.ranking import expected_ranks
 from ..front.answers.sites import PointPosterior, SitePosterior
-from ..front.files.archive import Content
+from ..front.files.content import Content
 from ..front.options import check_at_least, check_one_of, default_tolerance
 from ..front.results import Diagnostics
 from ..front.running.iterations import StepInfo

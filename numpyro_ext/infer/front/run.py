@@ -21,7 +21,7 @@ from .answers.model_draws import model_draws, observed_leaves
 from .answers.points import point_sites
 from .answers.sites import PointPosterior, PosteriorSites, SitePosterior
 from .columns import Columns
-from .files.archive import Content
+from .files.content import Content
 from .files.saved_runs import fit_to_content
 from .labels import Labels
 from .results import Diagnostics, HyperEstimate, LogEvidence, OfHyperparameters

@@ -18,7 +18,7 @@ from ...structure.model.running.changing import read_with_changing
 from ...structure.model.running.execution import ModelCall
 from ...structure.model.search import Form
 from ...structure.model.validation import explain_masked_data
-from ..front.files.archive import Content
+from ..front.files.content import Content
 from ..front.files.saved_runs import fit_from_content
 from ..front.labels import Labels
 from ..front.many import Dataset

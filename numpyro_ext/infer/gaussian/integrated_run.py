@@ -19,7 +19,7 @@ from ...compilation.transfer import aligned, to_device
 from ...structure import LatentGaussianReading
 from ..front.answers.draws import Draws, draw_inside_support
 from ..front.answers.sites import PointPosterior, PosteriorSites, SitePosterior, gaussian_draws, missing_sites
-from ..front.files.archive import Content
+from ..front.files.content import Content
 from ..front.results import Diagnostics, HyperEstimate, LogEvidence
 from ..front.run import hyper_estimates
 from ..hyper.density.cloud import systematic

@@ -20,7 +20,7 @@ from ..front.answers.bounded_sites import BoundedPosterior
 from ..front.answers.draws import Draws, draw_inside_support, with_hyper, with_predictive
 from ..front.answers.resampling import num_proposals, psis_resampled
 from ..front.answers.sites import LargeSite, PosteriorSites, SitePosterior, gaussian_draws, missing_sites
-from ..front.files.archive import Content
+from ..front.files.content import Content
 from ..front.files.saved_runs import draws_to_content, fit_to_content
 from ..front.results import Diagnostics
 from ..front.run import FinishedRun

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..front.files.archive import Content, read_archive, write_archive
+from ..front.files.archive import read_archive, write_archive
+from ..front.files.content import Content
 from .kernels.steps import Particles
 from .run import SMCState
 

@@ -18,6 +18,7 @@ from ...compilation.content import array_key
 from ...structure import ModelStructureError
 from ...structure.model.running.execution import ModelCall, check_key
 from ...structure.model.running.inspection import inspect_sites
+from ...structure.model.running.pandas_arguments import run_or_with_arrays
 from ...structure.model.running.plain_sites import PlainSites
 from ...structure.program.program import make_program
 from ..front.running.progress import warn
@@ -73,9 +74,10 @@ class Target:
         hyper_values: Mapping[str, object],
     ) -> None:
         check_key(rng_key)
-        self.model, self.args, self.kwargs = model, tuple(args), dict(kwargs)
         self._key, self._given = rng_key, {name: jnp.asarray(value) for name, value in hyper_values.items()}
-        sites = inspect_sites(ModelCall(model, self.args, self.kwargs, rng_key), self._given)
+        call = ModelCall(model, tuple(args), dict(kwargs), rng_key)
+        call, sites = run_or_with_arrays(call, lambda call: inspect_sites(call, self._given))
+        self.model, self.args, self.kwargs = model, call.args, call.kwargs
         missing = {n: n.removesuffix(_UNOBSERVED) + _OBSERVED for n in sites if n.endswith(_UNOBSERVED)}
         self.left_out = tuple(name for name, partner in missing.items() if partner in sites)
         latent = {n: s for n, s in sites.items() if s.kind == "latent" and n not in (*self._given, *self.left_out)}

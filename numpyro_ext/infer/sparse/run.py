@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from ...structure import SparseLinearReading
 from ..front.answers.draws import with_hyper
 from ..front.answers.sites import PosteriorSites, SitePosterior, missing_sites
-from ..front.files.archive import Content
+from ..front.files.content import Content
 from ..front.files.saved_runs import outcome_to_content
 from ..front.run import FinishedRun
 from ..front.state import Fit

@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
 from ...display import Shown
-from ..front.files.archive import Content, write_archive
+from ..front.files.archive import write_archive
+from ..front.files.content import Content
 from .chunks import Events, checked_events, joined
 from .labels import Labels, checked_user
 from .local_sites import parted

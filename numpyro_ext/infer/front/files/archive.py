@@ -9,18 +9,18 @@ import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ....linalg.saved_names import class_of, field_names, name_of
+from ....structure.model.running.pandas_arguments import is_pandas
+from .tables import pandas_from_content, pandas_to_content
 
-FORMAT_VERSION = 2
-
-Content: TypeAlias = dict[str, Any]
-"""Numbers, words, arrays, and tuples and dictionaries of these, by the names under which a file keeps them."""
+FORMAT_VERSION = 3
+"""Version 2 held no tables of pandas and no arrays of words or dates, version 1 the modules of classes."""
 
 
 def _make(name: str, fields: Mapping[str, object]) -> object:
@@ -69,11 +69,14 @@ def _encode(value: object, arrays: dict[str, np.ndarray], where: str) -> Any:
         return {"key": encoded["array"], "impl": str(jax.random.key_impl(value))}
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         array = np.asarray(value)
-        if array.dtype.kind not in "biufc":
-            raise TypeError(f"Cannot save {where}: an array of dtype {array.dtype}.")
+        if array.dtype.kind not in "biufcUmM":
+            hint = " Give words as .astype(str), and numbers as such." if array.dtype == object else ""
+            raise TypeError(f"Cannot save {where}: an array of dtype {array.dtype}.{hint}")
         name = f"array_{len(arrays)}"
         arrays[name] = array
         return {"array": name, "is_jax": isinstance(value, jax.Array)}
+    if is_pandas(value):
+        return {"pandas": _encode(pandas_to_content(value, where), arrays, where)}
     hint = " Files hold arrays: run the engine on .to_numpy() of it." if hasattr(value, "to_numpy") else ""
     raise TypeError(f"Cannot save {where}: an object of type {type(value).__name__}.{hint}")
 
@@ -92,12 +95,14 @@ def _decode(node: dict[str, Any], arrays: dict[str, np.ndarray], class_name: Cal
         return _make(class_name(node["object"]), {name: decode(item) for name, item in node["fields"].items()})
     if "key" in node:
         return jax.random.wrap_key_data(jnp.asarray(arrays[node["key"]]), impl=node["impl"])
+    if "pandas" in node:
+        return pandas_from_content({key: decode(item) for key, item in node["pandas"]["dict"].items()})
     array = arrays[node["array"]]
     return jnp.asarray(array) if node["is_jax"] else array
 
 
 def write_archive(path: str | os.PathLike[str], content: Mapping[str, object]) -> None:
-    """Write nested dictionaries, lists and tuples of arrays, numbers, strings, random keys and objects.
+    """Write nested dictionaries, lists and tuples of arrays, numbers, words, random keys, pandas tables and objects.
 
     Objects are those of classes with a name in files (:func:`~numpyro_ext.linalg.saved_as`), as linear operators have.
 

@@ -35,8 +35,8 @@ class KeptRun(ABC):
         """Write the run to a file from which :meth:`load` makes an engine with the same results.
 
         :param path: of the file.
-        :raises TypeError: if an argument of the model is something other than arrays, numbers, strings, linear
-            operators, containers and objects of classes with a name in files
+        :raises TypeError: if an argument of the model is something other than arrays, numbers, strings, tables
+            of pandas, linear operators, containers and objects of classes with a name in files
             (:func:`~numpyro_ext.linalg.saved_as`).
         """
         write_archive(path, self._file_content())

@@ -16,7 +16,7 @@ from ....structure.program.run_compiled import run_compiled
 from ...hyper.space import UnconstrainedSpace
 from ..results import Diagnostics, HyperDiagnostics
 from ..state import EngineState, Fit, as_numbers, fits, rebuilt
-from .archive import Content
+from .content import Content
 
 _MOST_DRAWN = 2_000_000
 """Numbers of draws that are kept: making them again takes programs that compile for seconds."""

@@ -17,7 +17,7 @@ from ....linalg.cholesky import LARGEST_DENSE
 from ....linalg.solvers.posterior_precision import has_diagonal_gram
 from ....potentials.trees.chunks import ForestCosts
 from ....structure import ModelStructureError, SparseLinearReading, read_sparse_linear
-from ...front.files.archive import Content
+from ...front.files.content import Content
 from ...front.files.saved_runs import diagnostics_from_content, state_from_content
 from ...front.options import default_tolerance
 from ...front.results import Diagnostics, at_values

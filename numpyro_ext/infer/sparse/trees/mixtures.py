@@ -13,7 +13,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ...front.answers.sites import PointPosterior, SitePosterior
-from ...front.files.archive import Content
+from ...front.files.content import Content
 from ...front.options import check_at_least
 from ...front.results import HyperEstimate
 from ...front.run import hyper_estimates
