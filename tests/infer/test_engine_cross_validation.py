@@ -67,7 +67,12 @@ def test_fixed_hyperparameters_and_masked_observations(counts_case):
         mask=counts_case.mask.tolist(),
     )
     assert found.log_predictive.shape == (2, 12)
-    np.testing.assert_array_equal(found.log_predictive == 0.0, np.broadcast_to(~np.asarray(counts_case.mask), (2, 12)))
+    is_masked = np.broadcast_to(~np.asarray(counts_case.mask), (2, 12))
+    np.testing.assert_array_equal(found.log_predictive == 0.0, is_masked)
+    np.testing.assert_array_equal(found.folds == -1, is_masked)
+    sizes = [np.bincount(folds[folds >= 0]) for folds in found.folds]
+    assert np.ptp(sizes) <= 1 and np.sum(sizes) == np.sum(~is_masked)
+    assert f"of {np.sum(~is_masked) // 2} observations" in repr(found)
     assert not np.array_equal(found.folds[0], found.folds[1])
     np.testing.assert_array_equal(found.hyper["scale"], np.full((2, 3), 0.8))
 

@@ -58,10 +58,36 @@ def test_gaussian_likelihoods_are_exact(engine):
     np.testing.assert_allclose(total(found), exact.sum(), rtol=1e-4)
 
 
-def test_masked_observations_score_zero():
+def test_masked_observations_are_no_data_points():
+    """Points, total and its error are those of a model that has only the others."""
     mask = np.arange(12) != 4
-    found = pointwise(fit(EP, line, Y, mask).loo())
-    assert found[4] == 0.0 and np.all(found[mask] < 0.0)
+
+    def without(y):
+        level = numpyro.sample("level", dist.Normal(0, 2))
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(level + slope * X[mask], 0.5), obs=y)
+
+    found, expected = fit(EP, line, Y, mask).loo(), fit(EP, without, Y[mask]).loo()
+    np.testing.assert_allclose(pointwise(found), pointwise(expected), rtol=1e-6)
+    assert found["n_data_points"] == 11
+    np.testing.assert_allclose(found["se"], expected["se"], rtol=1e-6)
+    points = found["loo_i"] if az.__version__.startswith("0.") else found.elpd_i
+    assert points["y_dim_0"].values.tolist() == np.flatnonzero(mask).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # of ArviZ itself
+def test_masked_cells_of_a_table_are_compared_by_arviz():
+    mask = np.arange(12).reshape(4, 3) % 5 != 0
+
+    def cells(y, num_levels):
+        level = numpyro.sample("level", dist.Normal(0, 2).expand([num_levels, 1]).to_event(2))
+        with numpyro.handlers.mask(mask=mask):
+            numpyro.sample("y", dist.Normal(level, 0.5).expand([4, 3]), obs=y)
+
+    found = {str(num_levels): fit(EP, cells, Y.reshape(4, 3), num_levels).loo() for num_levels in (1, 4)}
+    points = found["1"]["loo_i"] if az.__version__.startswith("0.") else found["1"].elpd_i
+    assert np.array_equal(np.stack([points["y_dim_0"], points["y_dim_1"]]), np.nonzero(mask))
+    assert set(az.compare(found).index) == set(found)
 
 
 @pytest.mark.thorough

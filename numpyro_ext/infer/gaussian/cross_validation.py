@@ -33,7 +33,7 @@ class CrossValidation(NamedTuple):
     log_predictive: Array
     """Log predictive density of each observation by the fold that did not see it, ``(num_draws, *observations)``."""
     folds: np.ndarray
-    """Number of the fold that left out each observation, same shape."""
+    """Number of the fold that left out each observation, same shape; -1 for those that are masked."""
     hyper: dict[str, Array]
     """Hyperparameters learned on each fold, ``(num_draws, num_folds, *site)``."""
     converged: np.ndarray
@@ -41,10 +41,10 @@ class CrossValidation(NamedTuple):
 
     def _shown(self) -> list[str]:
         num_draws, num_folds = self.converged.shape
-        scores = np.asarray(self.log_predictive).reshape(num_draws, -1)
+        total, size = float(np.sum(self.log_predictive)) / num_draws, int(np.sum(self.folds >= 0)) // num_draws
         return [
-            f"Cross-validation: {num_folds} folds of {scores.shape[1]} observations, drawn {num_draws} times",
-            f"log predictive density {scores.sum(1).mean():.2f} in all, {scores.mean():.3f} for each observation",
+            f"Cross-validation: {num_folds} folds of {size} observations, drawn {num_draws} times",
+            f"log predictive density {total:.2f} in all, {total / size:.3f} for each observation",
             f"{int(self.converged.sum())} of {self.converged.size} fits converged",
         ]
 
@@ -90,8 +90,8 @@ def cross_validate(
         instead of random ones. Strings are labels, and their folds come in alphabetical order.
     :param int batch_size: how many folds to fit side by side. On a CPU one after the other (the default) is as fast,
         because folds that converge early do not wait for others; on a GPU take ``num_folds``.
-    :param kwargs: keyword arguments of the model. A mask among them keeps observations out of every fold; their score
-        is zero, as is that of observations that the model masks by itself.
+    :param kwargs: keyword arguments of the model. Observations that a mask among them leaves out, or that the model
+        masks by itself, are in no fold, and their score is zero.
     :return: scores, folds, hyperparameters and convergence.
     :raises TypeError: for anything but an engine on a Gaussian field.
     :raises ValueError: if the mask does not reach the observations of exactly one site, a fold is empty, or coordinates
@@ -157,7 +157,7 @@ def cross_validate(
         num_folds, folds = num_folds or len(labels), numbers.reshape(np.shape(folds))
     if num_folds is None:
         num_folds = 10 if folds is None else int(np.max(folds, initial=0)) + 1
-    assignments = _assignments(key, shape, num_folds, num_draws, folds)
+    assignments = _assignments(key, keep, num_folds, num_draws, folds)
 
     def score(assignment: np.ndarray) -> tuple[Array, dict[str, Array], np.ndarray]:
         masks = [keep & (assignment != k) for k in range(num_folds)]
@@ -249,17 +249,20 @@ def _read_folds(
 
 
 def _assignments(
-    rng_key: Array, shape: tuple[int, ...], num_folds: int, num_draws: int, folds: ArrayLike | None
+    rng_key: Array, keep: np.ndarray, num_folds: int, num_draws: int, folds: ArrayLike | None
 ) -> np.ndarray:
+    """Folds of the observations in use, ``keep``, and -1 for those that are masked; a leading axis of draws."""
     if folds is None:
-        keys = jax.random.split(rng_key, num_draws)
-        out = np.stack([random_folds(key, shape, num_folds) for key in keys])
+        out = np.full((num_draws, *keep.shape), -1)
+        for draw, key in zip(out, jax.random.split(rng_key, num_draws), strict=True):
+            draw[keep] = random_folds(key, (int(keep.sum()),), num_folds)
     else:
         out = np.asarray(folds)
-        out = out[None] if out.shape == shape else out
-        if out.shape[1:] != shape:
-            raise ValueError(f"folds has shape {np.shape(folds)}, the observations have shape {shape}.")
-    for draw in out:
+        out = out[None] if out.shape == keep.shape else out
+        if out.shape[1:] != keep.shape:
+            raise ValueError(f"folds has shape {np.shape(folds)}, the observations have shape {keep.shape}.")
+        out = np.where(keep, out, -1)
+    for draw in (draw[keep] for draw in out):
         missing = sorted(set(range(num_folds)) - set(np.unique(draw).tolist()))
         if missing or draw.min() < 0 or draw.max() >= num_folds:
             raise ValueError(

@@ -160,9 +160,9 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         ...
 
         :param str var_name: the observed site, where there are several.
-        :return: an ``arviz.ELPDData`` with pointwise values, to be printed or given to ``arviz.compare``; masked
-            observations score zero, as there. Its first line is ArviZ's own and counts the engine's draws, none of
-            which are used.
+        :return: an ``arviz.ELPDData`` with pointwise values, to be printed or given to ``arviz.compare``. Observations
+            that are masked are not in it; coordinates say which are. Its first line is ArviZ's own and counts the
+            engine's draws, none of which are used.
         :raises ValueError: if there is no such site, or its observations cannot be left out one by one.
         :raises FloatingPointError: if an observation has no proper cavity.
         """
@@ -181,7 +181,10 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
                 stacklevel=2,
             )
         left_out, scored = (np.asarray(by_site(run.reading, values)[name]) for values in (without + change, within))
-        return elpd_data(name, left_out, scored, self.num_samples)
+        keep = run.reading.known_mask(name)
+        if keep.shape != left_out.shape:  # of observations that are read as one factor
+            keep = np.ones(left_out.shape, bool)
+        return elpd_data(name, left_out, scored, keep, self.num_samples)
 
     def sample_exactly(
         self,

@@ -245,7 +245,7 @@ class _Chains:
         return by_chain(kept) if (self._is_grouped if group_by_chain is None else group_by_chain) else kept
 
 
-def elpd_data(name: str, values: np.ndarray, within: np.ndarray, num_samples: int) -> Any:
+def elpd_data(name: str, values: np.ndarray, within: np.ndarray, keep: np.ndarray, num_samples: int) -> Any:
     """Result in the type of ``arviz.loo``, from scores that were computed without importance weights.
 
     There are no Pareto shapes in it, as there was no sampling.
@@ -253,18 +253,22 @@ def elpd_data(name: str, values: np.ndarray, within: np.ndarray, num_samples: in
     :param str name: of the observed site.
     :param values: log predictive density of each observation without it, in the shape of the site.
     :param within: the same with it.
+    :param keep: false for observations that are masked, which are no data points; same shape.
     :param int num_samples: draws of the engine, which ``arviz.compare`` looks at.
     """
     import arviz
     import xarray
 
-    total, size = float(values.sum()), values.size
-    error = float(np.sqrt(size * np.var(values)))
-    num_parameters = float(within.sum() - total)
+    total, size = float(values[keep].sum()), int(keep.sum())
+    error = float(np.sqrt(size * np.var(values[keep])))
+    num_parameters = float(within[keep].sum() - total)
     dims = [f"{name}_dim_{axis}" for axis in range(values.ndim)]
-    pointwise = xarray.DataArray(
-        values, dims=dims, name="loo_i", coords={d: np.arange(n) for d, n in zip(dims, values.shape, strict=True)}
-    )
+    places: dict[str, Any] = {d: np.arange(n) for d, n in zip(dims, values.shape, strict=True)}
+    if not keep.all():
+        values, in_a_row = values[keep], dims if keep.ndim == 1 else [f"{name}_observation"]
+        places = {d: (in_a_row, place) for d, place in zip(dims, np.nonzero(keep), strict=True)}
+        dims = in_a_row
+    pointwise = xarray.DataArray(values, dims=dims, name="loo_i", coords=places)
     if arviz.__version__.startswith("0."):
         content = {
             "elpd_loo": total,
