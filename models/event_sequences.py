@@ -174,7 +174,7 @@ def collaborative_rnn(
             return (1.0 - fraction) * state + fraction * new, state
 
         step = tanh_step if cell == "tanh" else gru_step
-        state, before = lax.scan(step, state, [matrix.T[events.T] for matrix in inputs])
+        state, before = lax.scan(step, state, [matrix.T[events.T] for matrix in inputs], unroll=2)
         before = jnp.swapaxes(before, 0, 1)
         following: dist.Distribution = LinearCategorical(before, W_out, offset)
         if counts is not None:
