@@ -12,8 +12,8 @@ import pytest
 from jax import random
 
 from numpyro_ext.infer import ChunkedSVI
-from numpyro_ext.infer.stochastic.personal.laplace import LaplaceProgram
-from numpyro_ext.infer.stochastic.personal.people import Given
+from numpyro_ext.infer.stochastic.personal.laplace import LaplaceProgram, covariance_root
+from numpyro_ext.infer.stochastic.personal.people import Given, Slopes, _evidence
 from numpyro_ext.infer.stochastic.personal.person import Person, inverse_curvature
 from numpyro_ext.infer.stochastic.setting import Setting
 from numpyro_ext.models import collaborative_rnn
@@ -275,6 +275,12 @@ def test_a_curvature_in_single_precision_has_an_inverse():
     precision = np.eye(3, dtype=np.float32) + np.outer(steep, steep).astype(np.float32)  # one has no digits left
     covariance = inverse_curvature(precision)
     assert np.linalg.cholesky(covariance).shape == (3, 3)
+    with jax.enable_x64(False):
+        root = covariance_root(jnp.asarray(precision))
+        evidence = _evidence(Slopes(jnp.zeros(()), jnp.zeros(3), jnp.asarray(precision)))
+    assert (np.triu(root, 1) == 0).all() and (np.diag(root) > 0).all()
+    np.testing.assert_allclose(evidence, -0.5 * np.log1p(steep @ steep), rtol=1e-5)
+    np.testing.assert_allclose(root @ root.T, covariance, atol=1e-6)
     across = np.array([2.0, 1.0, 0.0]) / 5**0.5
     np.testing.assert_allclose(across @ covariance @ across, 1.0, rtol=1e-6)
     with pytest.raises(FloatingPointError, match="not finite: the network overflows"):

@@ -15,6 +15,7 @@ from numpyro.infer.util import log_density
 from numpyro_ext.infer import ChunkedSVI
 from numpyro_ext.infer.stochastic.personal.people import Given
 from numpyro_ext.models import collaborative_rnn
+from tests.compilations import compiled_programs
 from tests.monte_carlo import NUM_ERRORS
 
 SIZES = {"num_users": 3, "num_items": 5, "width": 2}
@@ -130,7 +131,7 @@ def test_someone_new_has_the_posterior_of_the_model(low_rank):
 
     nobody, person = low_rank.fold_in([[], [*history, 9]])
     shared = Given(low_rank.params, low_rank._setting)
-    for most_cells in (1, 3 * 2 * 8 * 4):  # four people in blocks of one and of three
+    for most_cells in (1, 8 * 16 * 4):  # one after the other, and eight side by side
         histories = [np.asarray(part, int) for part in (history, [], history[:3], history)]
         rows = low_rank._personal.people(shared, histories, [0] * 4, most_cells)
         np.testing.assert_allclose([rows[k].mode for k in (0, 1, 3)], [person.mode, [0.0, 0.0], person.mode], atol=1e-9)
@@ -173,3 +174,24 @@ def test_someone_new_has_the_posterior_of_the_model(low_rank):
     assert (np.abs(mode - mean) / sd > 0.14).all() and person.covariance_at_mode[0, 0] ** 0.5 / sd[0] < 0.9
     found = person.next_probabilities(2000)
     np.testing.assert_array_less(np.abs(found - mass @ each), NUM_ERRORS * spread / 1500**0.5)
+
+
+@pytest.mark.thorough
+def test_many_people_are_those_one_by_one_and_other_histories_compile_nothing(low_rank):
+    rng = np.random.default_rng(0)
+    histories = [rng.integers(0, 4, number) for number in [*range(16), *range(20, 120, 5)]]
+    order = rng.permutation(len(histories) * 3)  # enough short ones to be padded apart from the long ones
+    many = low_rank.fold_in([histories[k % len(histories)] for k in order])
+    with compiled_programs() as names:
+        again = low_rank.fold_in([histories[k % len(histories)][::-1] for k in order[:-1]])
+    assert not names and len(again) == len(many) - 1
+    alone = [low_rank.fold_in(history) for history in histories]
+    with compiled_programs() as names:
+        others = [low_rank.fold_in(history[: len(history) // 2 + 1]) for history in histories]
+    assert not names and len(others) == len(alone)
+    for k, person in zip(order, many, strict=True):
+        one = alone[k % len(histories)]
+        assert person.converged and one.converged
+        np.testing.assert_allclose(person.mode, one.mode, atol=1e-5)
+        np.testing.assert_allclose(person.covariance_at_mode, one.covariance_at_mode, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(person.log_evidence, one.log_evidence, rtol=1e-6, atol=1e-6)

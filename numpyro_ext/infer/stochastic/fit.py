@@ -239,7 +239,8 @@ class ChunkedFit(Shown):
             ``log_evidence``; a list of them for a list of histories.
         :raises ValueError: if the model has free parameters of each user, or other latent sites.
 
-        **Cost:** some Newton steps, each of about two forward passes for each latent number.
+        **Cost:** some thirty steps of a pass forwards and back, and two of a forward pass for each latent number.
+        Lengths are padded to powers of two, and other people of these lengths compile nothing.
         """
         self._check_sequential()
         if getattr(history, "ndim", 0) == 2:

@@ -216,14 +216,20 @@ def _own_events(events: Events, users: Array) -> tuple[Array, Array, Array]:
     return users, jnp.asarray(events.starts)[users], length
 
 
-def logits_of(sites: Mapping[str, Any], num_steps: int) -> Array:
-    """Logits of the one observed site of one user, shape ``(1, steps, items)``."""
+def seen_in(sites: Mapping[str, Any]) -> Any:
+    """Categorical of the one observed site, without mask."""
     seen = [site["fn"] for site in sites.values() if site["type"] == "sample" and site["is_observed"]]
     while len(seen) == 1 and hasattr(seen[0], "base_dist"):
         seen = [seen[0].base_dist]
     if len(seen) != 1 or not hasattr(seen[0], "logits"):
         raise ValueError("ChunkedFit: probabilities of the next event need one observed site, of a Categorical.")
-    return jnp.broadcast_to(seen[0].logits, (1, num_steps, seen[0].logits.shape[-1]))
+    return seen[0]
+
+
+def logits_of(sites: Mapping[str, Any], num_steps: int) -> Array:
+    """Logits of the one observed site of one user, shape ``(1, steps, items)``."""
+    logits = seen_in(sites).logits
+    return jnp.broadcast_to(logits, (1, num_steps, logits.shape[-1]))
 
 
 def of_each(carry: Any, number: int) -> Any:

@@ -60,7 +60,9 @@ class LaplaceProgram(Program):
     ) -> Parameters:
         # arrays in any case, which have their shapes: the model is looked at with them
         parameters = super().init(key, num_rows, users, args, setting, init_params)
-        self.people = PersonalPosterior(self, Given(self.constrain(parameters.shared), setting), _CALLER)
+        given = Given(self.constrain(parameters.shared), setting)
+        self.people = PersonalPosterior(self, given, _CALLER)
+        self.people.look_at_steps(given)
         return parameters
 
     def values_to_validate(self, parameters: Parameters) -> dict[str, Array]:
@@ -137,7 +139,7 @@ class LaplaceProgram(Program):
 
     def _rows_of_modes(self, tables: dict[str, Array], modes: Mode) -> dict[str, Array]:
         names = (f"{self.people.name}_mean", f"{self.people.name}_root")
-        values = (modes.mean, jnp.linalg.cholesky(jnp.linalg.inv(modes.precision)))
+        values = (modes.mean, jax.vmap(covariance_root)(modes.precision))
         return {name: value.reshape(tables[name].shape) for name, value in zip(names, values, strict=True)}
 
     def _modes_of(
@@ -176,6 +178,13 @@ class LaplaceProgram(Program):
             f"the modes of {failed} of {len(lengths)} people were not found; their Gaussians are where the search ended"
         )
         return merged(shared, tables, self.sites.axes), (note,) if failed else ()
+
+
+def covariance_root(precision: Array) -> Array:
+    """Lower triangular root of the inverse of a curvature, which is no less than that of the prior."""
+    values, vectors = jnp.linalg.eigh(precision)
+    root = jnp.linalg.qr((vectors / jnp.sqrt(jnp.maximum(values, 1.0))).T, mode="r").T
+    return root * jnp.sign(jnp.diagonal(root))
 
 
 def _padded(width: int, num_chunks: int) -> int:
