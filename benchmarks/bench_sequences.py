@@ -1,7 +1,8 @@
 """Cost of a step of ``ChunkedSVI`` on a collaborative network: by hand, by number of users, its products alone.
 
 Run as ``python -m benchmarks.bench_sequences``; CPU seconds of this process, medians of repeated steps. With
-``memory device`` or ``memory host`` it prints the peak memory of runs over 100,000 users alone.
+``memory device`` or ``memory host`` it prints the peak memory of runs over 100,000 users alone, with ``folding`` what
+the posterior of someone new costs.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ import optax
 from jax import Array, lax, random
 from numpyro.infer import SVI, Trace_ELBO, init_to_mean
 from numpyro.infer.autoguide import AutoNormal
+from scipy.special import expit
 
-from numpyro_ext.infer import ChunkedSVI
+from numpyro_ext.infer import ChunkedFit, ChunkedSVI
 from numpyro_ext.infer.stochastic.data import Sequences
 from numpyro_ext.infer.stochastic.program import Program, Setting
 from numpyro_ext.infer.stochastic.sampled_softmax import log_proposals
 from numpyro_ext.models import collaborative_rnn
 
-from .harness import cpu_seconds, peak_bytes
+from .harness import cpu_seconds, peak_bytes, shortest
 
 BATCH, CHUNK, WIDTH, ITEMS, REPEATS = 20, 64, 32, 1000, 15
 OPTIM = optax.rmsprop(0.0075, decay=0.997)
@@ -158,7 +160,7 @@ def epoch(num_users: int, mean_length: int) -> float:
 
 
 def folding() -> None:
-    """Print what the posterior of someone new costs, and of 1,000: 100 events and eight numbers each."""
+    """Print what the posterior of someone new costs, and of many at once: 100 events and eight numbers each."""
     log, rank = log_of(20), 8
     engine = ChunkedSVI(
         collaborative_rnn,
@@ -171,14 +173,42 @@ def folding() -> None:
     )
     options = {"width": WIDTH, "cell": "gru", "personal": "low-rank", "rank": rank}
     fit = engine.run(random.key(0), log, num_epochs=1, **options)
-    histories = np.random.default_rng(2).integers(0, ITEMS, (1_000, 100))
-    for number in (1, 1_000):
-        fit.fold_in(histories[:number])
-        seconds = min(cpu_seconds(fit.fold_in, histories[:number])[1] for _ in range(3 if number == 1 else 1))
-        print(f"| fold_in of {number:,} people, 100 events, 8 numbers | {seconds:.3f} |", flush=True)
-    person = fit.fold_in(histories[0])
-    person.next_probabilities()
-    print(f"| next_probabilities, 64 draws | {cpu_seconds(person.next_probabilities)[1]:.3f} |", flush=True)
+    kinds = {"random": np.random.default_rng(2).integers(0, ITEMS, (100, 100)), "drawn": drawn(fit, 100, 100)}
+    for kind, histories in kinds.items():
+        person = fit.fold_in(histories[0])
+        one_pass = shortest(person.predict, person.mode[None], rounds=20)
+        each = [cpu_seconds(fit.fold_in, one)[1] for one in histories[:16]]
+        fit.fold_in(histories[:2])
+        people, together = cpu_seconds(fit.fold_in, histories)
+        print(f"| a forward pass, 100 {kind} events | {one_pass:.5f} |", flush=True)
+        print(f"| fold_in of one, the median of 16 | {np.median(each):.4f} |")
+        print(f"| in forward passes | {np.median(each) / one_pass:.0f} |")
+        print(f"| fold_in of 100 people, for each | {together / len(people):.4f} |")
+        print(f"| in forward passes | {together / len(people) / one_pass:.0f} |")
+        evidence = np.mean([one.log_evidence for one in people])
+        print(
+            f"| (searches that ended, mean evidence) | {sum(one.converged for one in people)}, {evidence:.3f} |",
+            flush=True,
+        )
+    print(f"| next_probabilities, 64 draws | {shortest(person.next_probabilities):.3f} |", flush=True)
+
+
+def drawn(fit: ChunkedFit, num_people: int, num_events: int) -> np.ndarray:
+    """Events that the network of :func:`folding` draws for people of its prior."""
+    rng, values = np.random.default_rng(3), {name: np.asarray(value, float) for name, value in fit.params.items()}
+    numbers = rng.normal(size=(num_people, len(values["W_out_basis"])))
+    W_h, W_z, W_r = (
+        values[name] + np.einsum("uk,kij->uij", numbers, values[f"{name}_basis"]) for name in ("W_h", "W_zh", "W_rh")
+    )
+    h, items = np.zeros((num_people, WIDTH)), np.zeros((num_people, num_events), int)
+    for place in range(num_events):
+        logits = h @ values["W_out"].T + numbers @ values["W_out_basis"]
+        items[:, place] = (logits + rng.gumbel(size=logits.shape)).argmax(1)
+        taken = [values[name].T[items[:, place]] for name in ("W_in", "W_zi", "W_ri")]
+        z = expit(np.einsum("uij,uj->ui", W_z, h) + taken[1])
+        r = expit(np.einsum("uij,uj->ui", W_r, h) + taken[2])
+        h = (1 - z) * h + z * np.tanh(np.einsum("uij,uj->ui", W_h, r * h) + taken[0])
+    return items
 
 
 def memory(tables: Any) -> None:
@@ -206,6 +236,9 @@ def main() -> None:
     """Print the table, or peak memory."""
     if sys.argv[1:2] == ["memory"]:
         memory(sys.argv[2])
+        return
+    if sys.argv[1:2] == ["folding"]:
+        folding()
         return
     print("| what | CPU-s |\n|---|---|")
     print(f"| the first batch of the process | {first_step():.1f} |", flush=True)
