@@ -62,18 +62,17 @@ class EvidencePrograms:
         form = self._reading.form(hyper, data)
         return self._algorithm.solve(form, self._algorithm.init(form), **self._options)[0]
 
-    def _fit(self, data: Sequence[object] | None, start: Any, hyper: Hyper) -> tuple[Any, Any]:
-        return self._algorithm.solve(self._reading.form(hyper, data), start, **self._options)
-
     def _value_and_gradient(self, data: Sequence[object], start: object, hyper: Hyper) -> tuple[Array, Hyper]:
-        """The log evidence and its gradient: what is stationary is held, so nothing flows through the iteration."""
-        state, info = jax.lax.stop_gradient(self._fit(data, start, hyper))
+        """The log evidence and its gradient: what is stationary is held, so nothing flows through the iteration, and
+        what the fit has made at its end is not made again."""
+        form, algorithm = self._reading.form(hyper, data), self._algorithm
+        state, info, held = jax.lax.stop_gradient(algorithm.solve_and_hold(form, start, **self._options))
 
         def evidence(hyper: Hyper) -> Array:
-            return self._algorithm.log_evidence(self._reading.form(hyper, data), state)
+            return algorithm.held_evidence(self._reading.form(hyper, data), state, held)
 
         value, gradient = jax.value_and_grad(evidence)(hyper)
-        known = self._algorithm.known_evidence(info)
+        known = algorithm.known_evidence(info)
         value = value if known is None else known
         return _or_refused(self._unless_astray(value, info), gradient)
 
