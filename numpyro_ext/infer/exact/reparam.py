@@ -13,6 +13,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array
+from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions.transforms import Transform
 from numpyro.infer.reparam import Reparam
@@ -33,6 +34,10 @@ class Coordinates(Protocol):
     @property
     def size(self) -> int:
         """Number of coordinates."""
+
+    @property
+    def has_field(self) -> bool:
+        """True if the field is among the sites that they stand for, and false if it is integrated out."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,24 +96,30 @@ class PosteriorReparam:
     (``hyper_values``) are held at their values. Latent sites on which nothing depends (missing observations) stay
     sample sites.
 
-    :param engine: an engine on a Gaussian field that has run: EP, VariationalGaussian, LaplaceApproximation or INLA.
-        It need not have converged.
+    Of :class:`~numpyro_ext.infer.AdaptiveQuadrature` the coordinates are hyperparameters alone, and the model that
+    :meth:`reparam` returns without an argument has the field integrated out (as of
+    :func:`~numpyro_ext.infer.marginalize`); :meth:`recover` draws it.
+
+    :param engine: an engine on a Gaussian field that has run: EP, VariationalGaussian, LaplaceApproximation, INLA or
+        AdaptiveQuadrature. It need not have converged.
     :raises ValueError: if the posterior of the engine is no Gaussian field, naming what to use instead.
     """
 
     def __init__(self, engine: AnyEngine) -> None:
-        wanted = "an engine on a Gaussian field (EP, VariationalGaussian, LaplaceApproximation, INLA)"
+        wanted = "an engine on a Gaussian field (EP, VariationalGaussian, LaplaceApproximation, INLA, quadrature)"
         check_kind(type(self).__name__, engine, BaseEngine, wanted)
         run = engine._finished()
         self.coordinates: Coordinates = run.coordinates
-        self.model: Callable[..., Any] = run.reading.model
+        self.model = engine._sampled_model()
+        self.whole_model: Callable[..., Any] = run.reading.model
         self._transforms = {name: run.reading.sites[name].transform for name in self.coordinates.names}
         self._values = jax.jit(self.coordinates.values)  # traced once for all that samplers do with it
 
     def reparam(self, fn: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """The model with coordinates in the place of its sites, whose values are deterministic sites.
 
-        :param fn: a model with the latent sites of the fit, by default the model of the engine. With other data the
+        :param fn: a model with the latent sites of the fit, by default the model of the engine. Sites for which there
+            are no coordinates, such as a field that was integrated out, stay latent sites of it. With other data the
             chain is exact all the same, as long as the shapes and the supports of the latent sites stay.
         :return: a model of the same arguments, which raises a ValueError where they do not, or a site is missing.
         """
@@ -150,6 +161,21 @@ class PosteriorReparam:
         others = latent if isinstance(latent, Mapping) else {}
         kept = {name: jnp.asarray(value) for name, value in others.items() if name in self.coordinates.left_out}
         return values | kept
+
+    def recover(
+        self, rng_key: Array, samples: Mapping[str, ArrayLike], *args: object, **kwargs: object
+    ) -> dict[str, Array]:
+        """Draws of a field that is integrated out of the model, and of what depends on it, given draws of the sites.
+
+        :param rng_key: random number generator key.
+        :param samples: draws of the latent sites, of :meth:`transform_sample`, with the leading axis running over them.
+        :param args: arguments of the model.
+        :param kwargs: keyword arguments of the model.
+        :return: one draw of all latent and deterministic sites for each; the samples where there is no such field.
+        """
+        recover = getattr(self.model, "recover", None)
+        found = dict(samples) if recover is None else recover(rng_key, samples, *args, **kwargs)
+        return {name: jnp.asarray(value) for name, value in found.items()}
 
     @cached_property
     def _transform(self) -> Callable[[Array], dict[str, Array]]:

@@ -8,6 +8,11 @@ have to be short in many dimensions, and the trees of NUTS go several times as f
 Shahbaba, Lan, Johnson and Neal (2014), *Split Hamiltonian Monte Carlo*, Section 3.1; Beskos, Pinski, Sanz-Serna and
 Stuart (2011), *Hybrid Monte Carlo on Hilbert spaces*. The number of steps is adapted by dual averaging (Hoffman and
 Gelman 2014, Section 3.2).
+
+Where the coordinates are hyperparameters alone, turns without kicks are tried at the end of the warm-up, which need the
+density and no gradient (Neal 1999, *Regression and classification using Gaussian process priors*, eq. 15). Where enough
+of them are accepted most trajectories are such; every twentieth keeps its kicks, by which a chain in a heavy tail
+leaves it.
 """
 
 from __future__ import annotations
@@ -36,6 +41,9 @@ _FAR_MEAN, _FAR_SD = 0.5, 1.5
 """Mean and ratio of standard deviations from which on a coordinate is moved to what the warm-up has seen: noise would
 cost more than it mends elsewhere."""
 _FEWEST_SEEN = 50
+_SHARE_FREE, _FEWEST_FREE, _ENOUGH_FREE, _KICKED_EVERY = 0.2, 30, 0.6, 20
+"""Share of the warm-up in which turns without kicks are tried, how many of all chains there must be, the average
+acceptance from which on they are taken, and the distance of those with kicks then."""
 
 
 class Adaptation(NamedTuple):
@@ -50,6 +58,8 @@ class Adaptation(NamedTuple):
     scale: Array
     total: Array
     squares: Array
+    free_accept_prob: Array
+    """Average acceptance of turns without kicks."""
 
 
 class RotationState(NamedTuple):
@@ -60,7 +70,7 @@ class RotationState(NamedTuple):
     log_weight: Array
     """Log density of the model over that of a standard normal; minus infinity before the first step."""
     slope: Array
-    """Its gradient."""
+    """Its gradient, at the end of the last trajectory that had kicks."""
     potential_energy: Array
     num_steps: Array
     """Gradients of the last trajectory."""
@@ -89,12 +99,12 @@ class Rotations(MCMCKernel):
     ) -> None:
         self._reparam, self._num_chains = reparam, num_chains
         self._target_accept_prob, self.is_in_turn = target_accept_prob, is_in_turn
-        self._num_warmup = 0
+        self._num_warmup = self._num_free = 0
 
     @property
     def model(self) -> Callable[..., Any]:
         """The model of the engine, which ArviZ asks for log likelihoods."""
-        return self._reparam.model
+        return self._reparam.whole_model
 
     def init(
         self,
@@ -105,13 +115,15 @@ class Rotations(MCMCKernel):
         model_kwargs: dict[str, object] | None = None,
     ) -> RotationState:
         """State before the first step, which goes to a draw of the approximation and evaluates the model there."""
+        num_free = 0 if self._reparam.coordinates.has_field else int(_SHARE_FREE * num_warmup)
         self._num_warmup = num_warmup
+        self._num_free = num_free if num_free * self._num_chains >= _FEWEST_FREE else 0
         rng_key, key = random.split(rng_key)
         shape = self._num_chains, self._reparam.coordinates.size
         white = random.normal(key, shape)
         zeros, none = jnp.zeros(shape[0], white.dtype), jnp.zeros(shape[1], white.dtype)
         start = jnp.asarray(math.log(2.0), white.dtype)
-        adaptation = Adaptation(start, start, jnp.zeros_like(start), none, none + 1.0, none, none)
+        adaptation = Adaptation(start, start, start - start, none, none + 1.0, none, none, start - start)
         return RotationState(
             jnp.asarray(0),
             {LATENT: white},
@@ -130,31 +142,52 @@ class Rotations(MCMCKernel):
     ) -> RotationState:
         """State after one trajectory of each chain."""
         weigh = log_weight_and_sites(self._reparam, model_args, model_kwargs or {})
-        evaluate = jax.jit(jax.value_and_grad(lambda white: weigh(white)[0]))
         rng_key, key_momentum, key_angle, key_steps, key_choice = random.split(state.rng_key, 5)
         found, white = state.adaptation, state.z[LATENT]
-        every = (lambda rows: lax.map(evaluate, rows)) if self.is_in_turn else of_each(evaluate)
+        evaluate = self._of_chains(jax.value_and_grad(lambda white: weigh(white)[0]))
         is_warming = state.i < self._num_warmup
         steps = jnp.exp(jnp.where(is_warming, found.log_steps, found.mean_log_steps))
         num_steps = jnp.clip(jnp.floor(steps + random.uniform(key_steps)), 1, _MOST_STEPS).astype(int)
-        angle = random.uniform(key_angle, (), white.dtype, _SHORTEST, _LONGEST) / num_steps
-        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        whole = random.uniform(key_angle, (), white.dtype, _SHORTEST, _LONGEST)
         momentum = random.normal(key_momentum, white.shape, white.dtype)
+        place = (white - found.center) / found.scale
+        # Behind turns without kicks a trajectory begins with a look at the slope where it is, and no step.
+        is_stale = self._is_free(found, state.i - 1)
+        num_gradients = num_steps + is_stale
 
-        def kicked(momentum: Array, place: Array, white: Array, slope: Array) -> Array:
+        def kicked(momentum: Array, angle: Array, place: Array, white: Array, slope: Array) -> Array:
             # the slope of the log weight over a normal about the center that the warm-up has found
             return momentum + 0.5 * angle * (found.scale * (slope - white) + place)
 
-        def step(_: Array, moving: tuple[Array, ...]) -> tuple[Array, ...]:
-            place, momentum, white, _, slope = moving
-            momentum = kicked(momentum, place, white, slope)
+        def turned(place: Array, momentum: Array, angle: Array) -> tuple[Array, Array, Array]:
+            cos, sin = jnp.cos(angle), jnp.sin(angle)
             place, momentum = cos * place + sin * momentum, cos * momentum - sin * place
-            white = found.center + found.scale * place
-            log_weight, slope = every(white)
-            return place, kicked(momentum, place, white, slope), white, log_weight, slope
+            return place, momentum, found.center + found.scale * place
 
-        place = (white - found.center) / found.scale
-        _, end, *reached = lax.fori_loop(0, num_steps, step, (place, momentum, white, state.log_weight, state.slope))
+        def step(number: Array, moving: tuple[Array, ...]) -> tuple[Array, ...]:
+            place, momentum, white, _, slope, first_slope = moving
+            is_look = is_stale & (number == 0)
+            angle = jnp.where(is_look, 0.0, whole / num_steps)
+            momentum = kicked(momentum, angle, place, white, slope)
+            place, momentum, white = turned(place, momentum, angle)
+            log_weight, slope = evaluate(white)
+            momentum = kicked(momentum, angle, place, white, slope)
+            return place, momentum, white, log_weight, slope, jnp.where(is_look, slope, first_slope)
+
+        def with_kicks() -> tuple[Array, ...]:
+            start = place, momentum, white, state.log_weight, state.slope, state.slope
+            _, *reached = lax.fori_loop(0, num_gradients, step, start)
+            return *reached, num_gradients
+
+        def without() -> tuple[Array, ...]:
+            _, end, reached = turned(place, momentum, whole)
+            log_weight = self._of_chains(lambda white: weigh(white)[0])(reached)
+            return end, reached, log_weight, state.slope, state.slope, jnp.zeros_like(num_gradients)
+
+        is_free = self._is_free(found, state.i)
+        end, *reached, first_slope, num_gradients = (
+            lax.cond(is_free, without, with_kicks) if self._num_free else with_kicks()
+        )
         log_density = jax.vmap(log_normal)
         before = state.log_weight + log_density(white) - 0.5 * jnp.sum(jnp.square(momentum), 1)
         after = reached[1] + log_density(reached[0]) - 0.5 * jnp.sum(jnp.square(end), 1)
@@ -166,7 +199,7 @@ class Rotations(MCMCKernel):
         is_taken &= is_finite
         white, log_weight, slope = (
             jnp.where(is_taken if old.ndim == 1 else is_taken[:, None], new, old)
-            for new, old in zip(reached, (white, state.log_weight, state.slope), strict=True)
+            for new, old in zip(reached, (white, state.log_weight, first_slope), strict=True)
         )
         return RotationState(
             state.i + 1,
@@ -174,7 +207,7 @@ class Rotations(MCMCKernel):
             log_weight,
             slope,
             -(log_weight + log_density(white)),
-            jnp.full_like(state.num_steps, num_steps),
+            jnp.full_like(state.num_steps, num_gradients),
             jnp.where(is_finite, accept_prob, 0.0),
             ~(gain > -_LARGEST_ERROR),
             self._adapted(found, state.i, jnp.mean(jnp.where(is_finite, accept_prob, 0.0)), white),
@@ -185,9 +218,21 @@ class Rotations(MCMCKernel):
         """Steps of the last trajectories and their acceptance."""
         return f"{int(state.num_steps[0])} steps, acc. prob={float(jnp.mean(state.accept_prob)):.2f}"
 
+    def _of_chains(self, function: Callable[[Array], Any]) -> Callable[[Array], Any]:
+        """A function of the coordinates of one chain for all of them."""
+        function = jax.jit(function)
+        return (lambda rows: lax.map(function, rows)) if self.is_in_turn else of_each(function)
+
+    def _is_free(self, found: Adaptation, i: Array) -> Array:
+        """True if the trajectory of a step has no kicks."""
+        is_tried = (i >= self._num_warmup - self._num_free) & (i < self._num_warmup)
+        is_taken = (found.free_accept_prob >= _ENOUGH_FREE) & (i % _KICKED_EVERY != 0)
+        return jnp.where(i < self._num_warmup, is_tried, is_taken & (self._num_free > 0))
+
     def _adapted(self, found: Adaptation, i: Array, accept_prob: Array, white: Array) -> Adaptation:
-        """State of the warm-up after a step, unchanged behind the warm-up."""
-        begin, middle = self._num_warmup // 5, self._num_warmup // 2
+        """State of the warm-up after a step, unchanged behind the warm-up; at its end turns without kicks are tried."""
+        num_kicked = self._num_warmup - self._num_free
+        begin, middle = num_kicked // 5, num_kicked // 2
         is_seen = (i >= begin) & (i < middle)
         total = found.total + jnp.where(is_seen, jnp.sum(white, 0), 0.0)
         squares = found.squares + jnp.where(is_seen, jnp.sum(jnp.square(white), 0), 0.0)
@@ -206,5 +251,8 @@ class Rotations(MCMCKernel):
             is_far = (jnp.abs(seen_mean) > _FAR_MEAN) | (jnp.abs(jnp.log(seen_sd)) > math.log(_FAR_SD))
             moves = is_far & (i == middle)
             center, scale = jnp.where(moves, seen_mean, center), jnp.where(moves, seen_sd, scale)
-        new = Adaptation(log_steps, mean, excess, center, scale, total, squares)
-        return jax.tree.map(lambda new, old: jnp.where(i < self._num_warmup, new, old), new, found)
+        new = Adaptation(log_steps, mean, excess, center, scale, total, squares, found.free_accept_prob)
+        found = jax.tree.map(lambda new, old: jnp.where(i < num_kicked, new, old), new, found)
+        free = found.free_accept_prob + accept_prob / max(1, self._num_free)
+        is_tried = (i >= num_kicked) & (i < self._num_warmup)
+        return found._replace(free_accept_prob=jnp.where(is_tried, free, found.free_accept_prob))

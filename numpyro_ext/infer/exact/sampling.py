@@ -47,6 +47,8 @@ class ExactSamples(MCMC):
 
     messages: tuple[str, ...] = ()
     num_samples: int
+    _field_key: Array | None = None
+    """Key for draws of a field that is integrated out, as long as these are not made."""
     _compiled: tuple[tuple[Any, ...], Any] = (), None
     """Functions in compiled programs, and these."""
 
@@ -81,6 +83,7 @@ class ExactSamples(MCMC):
         white = fields["z"][LATENT]
         fields["z"] = {LATENT: white, **self._all_sites(rng_key, white, args, kwargs)}
         self._states, self._states_flat, self._last_state = fields, None, drawn.state
+        self._field_key = None if self._reparam.coordinates.has_field else random.fold_in(rng_key, 2)
         if is_interrupted:
             self.num_samples = white.shape[1] * self.thinning
             self.messages += (f"Interrupted after {white.shape[1]} of {number} draws of each chain.",)
@@ -156,8 +159,22 @@ class ExactSamples(MCMC):
             for n in parts[0]
         }
 
+    def _draw_field(self) -> None:
+        """Draws of a field that is integrated out in the chains, given those of the hyperparameters, made once."""
+        if self._field_key is None:
+            return
+        chains = {name: value for name, value in self._states[self._sample_field].items() if name != LATENT}
+        shape = next(iter(chains.values())).shape[:2]
+        flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in chains.items()}
+        sites = self._reparam.recover(self._field_key, flat, *self._args, **self._kwargs)
+        found = {name: np.asarray(value).reshape(*shape, *value.shape[1:]) for name, value in sites.items()}
+        self._states[self._sample_field] |= found
+        self._states_flat = self._field_key = None
+
     def get_samples(self, group_by_chain: bool = False) -> dict[str, Array]:
-        """Draws of the latent and deterministic sites of the model, as of ``MCMC``."""
+        """Draws of the latent and deterministic sites of the model, as of ``MCMC``; those of a field that is integrated
+        out in the chains are made when they are asked for first."""
+        self._draw_field()
         found: dict[str, Array] = super().get_samples(group_by_chain)
         return {name: value for name, value in found.items() if name != LATENT}
 
@@ -228,7 +245,7 @@ class ExactSamples(MCMC):
         spread = {n: np.nan_to_num(np.std(np.asarray(v), axis=0), posinf=np.inf) for n, v in ratios.items() if v.size}
         name = max(spread, key=lambda n: float(np.max(spread[n])), default=None)
         if name is None or np.max(spread[name]) < _NO_SPREAD:
-            return "the factors are Gaussian, so it is the hyperparameters that are far from normal"
+            return "no factor is far from its approximation, so it is the hyperparameters that are far from normal"
         place = np.unravel_index(int(np.argmax(spread[name])), spread[name].shape)
         at = f"[{', '.join(map(str, place))}]" if place else ""
         return (

@@ -116,6 +116,10 @@ class BaseEngine(ShownEngine, LastRun[_Run], PrintsSummary, ArviZInterface, Kept
         run = self._finished()
         return in_columns(run.columns, (run.reading.args, run.reading.kwargs), self.model, args, kwargs)
 
+    def _sampled_model(self) -> Callable[..., Any]:
+        """Model that has the density of the coordinates of the last run."""
+        return self._finished().reading.model
+
     @abstractmethod
     def _start(
         self, rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object], init_state: EngineState | None

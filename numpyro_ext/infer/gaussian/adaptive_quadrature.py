@@ -33,6 +33,7 @@ from .algorithms.nodes.quadrature import Quadrature
 from .algorithms.nodes.shared_columns import SharedColumns
 from .engine import Engine, GaussianOptions
 from .fitting.many import NOTHING_BEGUN, Begun
+from .marginal.model import MarginalModel
 from .quadrature_parts import Members, scored_fit
 from .quadrature_parts_run import MembersRun
 from .quadrature_run import IntegratedQuadratureRun, QuadratureRun
@@ -188,6 +189,11 @@ class AdaptiveQuadrature(Engine):
         other = copy.copy(self)
         other.model = model
         return other
+
+    def _sampled_model(self) -> MarginalModel:
+        run = self._finished()
+        assert isinstance(run, GaussianRun)  # as all runs of this engine are
+        return MarginalModel(copy.copy(self), run)
 
     def _space(self, reading: LatentGaussianReading) -> UnconstrainedSpace:
         return UnconstrainedSpace(reading.hyper, self.hyper_values)

@@ -206,6 +206,10 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         fit was. A posterior of several modes of which the fit has one may keep all chains at that: ``SMC`` looks for
         others. Ctrl-C keeps what was drawn, and ``messages`` says so.
 
+        By ``AdaptiveQuadrature`` the chains move hyperparameters alone, with the field integrated out at each step;
+        most steps are turns that need no gradient, where enough of these are accepted. The field is drawn given each
+        draw of them when it is first asked for (``get_samples``, ``agreement``), which costs more than the chains.
+
         >>> import jax
         >>> import jax.numpy as jnp
         >>> import numpyro
@@ -230,8 +234,8 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         :param options: ``thinning``, ``progress_bar``, and ``chain_method="sequential"`` for gradients of one chain
             after the other, where all at once need too much memory.
         :return: an ``MCMC`` that has run, with draws of the model's sites, and ``agreement``.
-        :raises ValueError: if there is no map from normal numbers to the sites: small blocks by quadrature, sparse
-            coefficients, coefficients on a half line, sparse fields that add up to zero, discrete missing values.
+        :raises ValueError: if there is no map from normal numbers to the sites: sparse coefficients, coefficients on a
+            half line, sparse fields that add up to zero, discrete missing values; or nothing but the field to sample.
         """
         self._finished()
         return sample_exactly(

@@ -169,10 +169,8 @@ class IntegratedRun(GaussianRun):
     @property
     def _hyper_moments(self) -> tuple[Array, np.ndarray]:
         """Mean and covariance of the unconstrained hyperparameters over the design."""
-        found = self.exploration
-        mean = found.weights @ found.values
-        rest = found.values - mean
-        return to_device(mean.astype(self.fit.last_state.values.dtype)), (rest.T * found.weights) @ rest
+        mean, covariance = self.exploration.moments()
+        return to_device(mean.astype(self.fit.last_state.values.dtype)), covariance
 
     def _draw_hyper(self, name: str, rng_key: Array, num_samples: int) -> Array:
         """Draws of one hyperparameter, without those of the field."""

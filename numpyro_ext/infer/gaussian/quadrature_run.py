@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from ...compilation.quick_jit import quick_jit
 from ...compilation.store import shared
 from ...compilation.transfer import generator_of
 from ...linalg.gaussian.design import SparseRows
@@ -22,6 +23,7 @@ from ..front.answers.sites import PosteriorSites, SitePosterior
 from .algorithms.algorithm import Algorithm
 from .algorithms.nodes.node_density import quantiles
 from .algorithms.nodes.node_posterior import NodePosterior
+from .answers.coordinates import HyperCoordinates, hyper_coordinates, root_of
 from .integrated_run import IntegratedRun
 from .run import GaussianRun, Point
 
@@ -119,6 +121,16 @@ def _drawn(
 class _NodeAnswers(GaussianRun):
     """Answers that runs by quadrature share, whether or not they integrate over hyperparameters."""
 
+    @cached_property
+    def _coordinates(self) -> HyperCoordinates:
+        """Coordinates of the hyperparameters alone, as the field is integrated out exactly."""
+        if not len(self.space.integrable):
+            raise ValueError(
+                f"No hyperparameter has a density: all are param sites or given ({', '.join(self.reading.hyper)}). "
+                "Given these the field is drawn exactly by get_samples(); numpyro.sample gives them one."
+            )
+        return hyper_coordinates(self.reading, self.space, self._hyper_moments)
+
     def describe(self) -> str:
         """Describe the reading of the model, and other choices of the field that there may be."""
         note = _note_of_other_fields(self.reading)
@@ -142,6 +154,18 @@ class _NodeAnswers(GaussianRun):
 @dataclass(eq=False, repr=False)
 class QuadratureRun(_NodeAnswers):
     """Posterior of small blocks by quadrature; parameters are those of :class:`GaussianRun`."""
+
+    @property
+    def _hyper_moments(self) -> tuple[Array, np.ndarray | None]:
+        """Center of the density of the unconstrained hyperparameters, a step from the optimum that the search has found
+        with priors of the constrained ones, and its covariance."""
+        center, covariance = super()._hyper_moments
+        if covariance is None:
+            return center, covariance
+        root = root_of(covariance, self.space.integrable)
+        slope = np.asarray(quick_jit(jax.grad(self.space.log_volume))(center))[self.space.integrable]
+        step = np.clip(root.T @ slope, -1.0, 1.0)  # where the density is far from normal a longer one leads anywhere
+        return center.at[self.space.integrable].add(root @ step), covariance
 
     @cached_property
     def posterior(self) -> PosteriorSites:

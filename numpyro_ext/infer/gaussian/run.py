@@ -28,7 +28,7 @@ from .algorithms.algorithm import Algorithm
 from .algorithms.modes.mode_shift import mode_shifts
 from .algorithms.propagation.cumulants import correction, skewness_of_variances
 from .algorithms.supports import never_vanishes
-from .answers.coordinates import FieldCoordinates, field_coordinates
+from .answers.coordinates import HyperCoordinates, field_coordinates
 from .answers.corrected import Corrected, check_cumulants, corrected
 from .answers.guide import field_importance_pair, fitted_guide
 from .answers.leave_one_out import most_influential, weights_fail
@@ -370,7 +370,7 @@ class GaussianRun(FinishedRun):
         return fitted_guide(reading.model, reading.args, reading.kwargs, field=field, hyper=hyper, params=params)
 
     @property
-    def coordinates(self) -> FieldCoordinates:
+    def coordinates(self) -> HyperCoordinates:
         """Map from normal numbers to the sites of the model, with the sites of the fit held.
 
         :raises ValueError: if the fit has another precision than JAX has now, or no such coordinates.
@@ -384,7 +384,7 @@ class GaussianRun(FinishedRun):
         return self._coordinates
 
     @cached_property
-    def _coordinates(self) -> FieldCoordinates:
+    def _coordinates(self) -> HyperCoordinates:
         posterior, mean, _, _ = self.programs.rows(*self.inputs)
         return field_coordinates(self.reading, self.space, posterior, mean, self._hyper_moments)
 

@@ -147,6 +147,22 @@ class Exploration(NamedTuple):
     higher: np.ndarray | None = None
     """Unconstrained hyperparameters of a point with a larger density than the mode, shape ``(d,)``."""
 
+    def moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean ``(d,)`` and covariance ``(d, d)`` of the unconstrained hyperparameters.
+
+        Of points that are too few to span their space the covariance is that of the coordinates around the mode, with
+        the variance that the points have along each of them.
+        """
+        mean = self.weights @ self.values
+        num_points, size = self.points.shape
+        if num_points >= 2 * size or self.around is None:
+            rest = self.values - mean
+            return mean, (rest.T * self.weights) @ rest
+        variances = self.weights @ np.square(self.points - self.weights @ self.points)
+        covariance, places = np.zeros((mean.size, mean.size)), self.around.space.integrable
+        covariance[np.ix_(places, places)] = (self.around.factor * variances) @ self.around.factor.T
+        return mean, covariance
+
     @property
     def cloud(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Thousands of points and their weights, where the density is known without fits there."""

@@ -23,7 +23,9 @@ from ...front.answers.draws import with_predictive
 from ...front.options import default_tolerance
 from ...front.running.progress import warn
 from ...hyper.space import UnconstrainedSpace
+from ..algorithms.algorithm import Algorithm
 from ..engine import Engine
+from ..run import GaussianRun
 from .evidence import EvidencePrograms, FieldDraws, evidence_programs
 
 _FACTOR = "log_evidence_of_field"
@@ -54,12 +56,16 @@ class MarginalModel:
     Made by :func:`~numpyro_ext.infer.marginalize`, and called like the model itself.
 
     :param Engine engine: on the model; it is not run.
+    :param GaussianRun run: a run of it, whose reading and algorithm serve at its arguments.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, run: GaussianRun | None = None) -> None:
         self.engine = engine
         self._kept: dict[Hashable, _Prepared] = {}
         self._last: _Prepared | None = None
+        if run is not None:
+            self._last = self._prepared_of(run.reading, run.algorithm)
+            self._kept[self._key(run.reading.args, run.reading.kwargs)] = self._last
 
     @property
     def __name__(self) -> str:
@@ -176,7 +182,7 @@ class MarginalModel:
         # Nothing of this is a part of the program, or of the model, in which the marginal model is called.
         with jax.core.eval_context(), handlers.block(), handlers.seed(rng_seed=0):
             try:
-                key = model_key(ModelCall(self.engine.model, args, kwargs, jax.random.key(0)))
+                key = self._key(args, kwargs)
             except Exception:  # for which reading has words
                 self._last = self._read(args, kwargs)
             else:
@@ -185,6 +191,9 @@ class MarginalModel:
                 while len(self._kept) > _KEPT:
                     del self._kept[next(iter(self._kept))]
         return self._last
+
+    def _key(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Hashable:
+        return model_key(ModelCall(self.engine.model, args, dict(kwargs), jax.random.key(0)))
 
     def _read(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> _Prepared:
         engine = self.engine
@@ -205,7 +214,11 @@ class MarginalModel:
                 f"coefficients {list(reading.field)}: it learns their hyperparameters by itself "
                 f"({type(engine).__name__}(model).run(...)), and NUTS samples all of them."
             )
-        algorithm = engine.bound_algorithm(reading)
+        reading = engine._with_kinds(reading)
+        return self._prepared_of(reading, engine.bound_algorithm(reading))
+
+    def _prepared_of(self, reading: LatentGaussianReading, algorithm: Algorithm) -> _Prepared:
+        engine = self.engine
         # Nothing is searched for: whoever samples the model moves with its supports.
         space = UnconstrainedSpace(reading.hyper, engine.hyper_values, is_searched=False)
         fixed = space.fixed
