@@ -21,6 +21,13 @@ class Chains(NamedTuple):
     gradients: int
     """Leapfrog steps after the warm-up."""
     divergent: int
+    warmup_gradients: int = 0
+    """Leapfrog steps of the warm-up, where they were counted."""
+
+    @property
+    def seconds_of_draws(self) -> float:
+        """CPU-seconds without those of the warm-up, by the leapfrog steps of both."""
+        return self.seconds * self.gradients / (self.gradients + self.warmup_gradients)
 
 
 def make_nuts(
@@ -57,9 +64,13 @@ class CompiledNuts:
             state = nuts.sample(state, args, {})
             return state, (sites(state.z), state.num_steps, state.diverging)
 
+        def warm(_: int, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            state = nuts.sample(carry[0], args, {})
+            return state, carry[1] + state.num_steps
+
         def chain(state: Any) -> Any:
-            state = jax.lax.fori_loop(0, num_warmup, lambda _, s: nuts.sample(s, args, {}), state)
-            return jax.lax.scan(step, state, length=num_samples)[1]
+            state, number = jax.lax.fori_loop(0, num_warmup, warm, (state, jax.numpy.zeros_like(state.num_steps)))
+            return jax.lax.scan(step, state, length=num_samples)[1], number
 
         self._run = jax.jit(chain).lower(self._state).compile()
         self.compilation = time.process_time() - start
@@ -69,9 +80,10 @@ class CompiledNuts:
         """Draws of the latent and deterministic sites from the first state on."""
         start = time.process_time()
         found = self._run(self._state._replace(rng_key=jax.random.key(seed)))
-        draws, steps, diverging = jax.tree.map(np.asarray, found)
+        (draws, steps, diverging), warmup = jax.tree.map(np.asarray, found)
         seconds = time.process_time() - start
-        return Chains({name: v[None] for name, v in draws.items()}, seconds, int(steps.sum()), int(diverging.sum()))
+        draws = {name: value[None] for name, value in draws.items()}
+        return Chains(draws, seconds, int(steps.sum()), int(diverging.sum()), int(warmup))
 
 
 def run_chains(mcmc: MCMC, seed: int, *args: Any, **kwargs: Any) -> Chains:

@@ -3,8 +3,8 @@
 Parts that ``--only`` may name are ``scored`` (10^5 new people at items that are known), ``fitted`` (10^6 people by
 40 items, answers a byte each), ``regressed`` (the same with three covariates of each person), ``records`` (the same
 answers in a table and one below the other), ``traits`` (five correlated traits by EP and Laplace's method, beside the
-evidence by importance sampling) and ``draws`` (NUTS over 100 parameters of items, with people integrated out, and over
-all unknowns). Seconds are those of the processor.
+evidence by importance sampling) and ``draws`` (100 parameters of items with people integrated out, by
+``sample_exactly`` and by NUTS, and NUTS over all unknowns). Seconds are those of the processor.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from numpyro_ext.models import item_response, item_response_records
 from ..harness import CompiledNuts, Study, cpu_seconds, peak_bytes, table
 
 _NUM_ITEMS, _NUM_NODES = 40, 73
+_DRAWS = "effective draws of 100 item parameters, 4,000 x 50, people integrated out"
 
 
 def _answers(num_people: int, num_items: int = _NUM_ITEMS, seed: int = 0) -> np.ndarray:
@@ -181,32 +182,61 @@ def two_parameter_logistic(response: Any = None, *, num_people: int, num_items: 
     numpyro.sample("response", dist.Bernoulli(logits=a * trait[:, None] + d), obs=response)
 
 
+def _rates(draws: dict[str, Any], seconds: float, with_warmup: float) -> dict[str, float]:
+    """Smallest and median effective draws of the items' parameters in a second."""
+    sizes = np.concatenate([effective_sample_size(np.asarray(draws[name])) for name in ("discrimination", "intercept")])
+    return {
+        "smallest": float(sizes.min() / seconds), "median": float(np.median(sizes) / seconds),
+        "smallest with warm-up": float(sizes.min() / with_warmup),
+        "smallest share": float(sizes.min() / np.size(draws["intercept"][..., 0])),
+        "median share": float(np.median(sizes) / np.size(draws["intercept"][..., 0])),
+    }  # fmt: skip
+
+
 def draws(draw: int, num_people: int = 4000, num_items: int = 50) -> dict[str, Any]:
-    """Effective draws of the items in a second of a compiled chain, warm-up included, from the true values on."""
+    """Effective draws of the items in a second of a compiled chain: NUTS over all unknowns and over the items alone,
+    from the true values on, and ``sample_exactly`` from a fit."""
     rng = np.random.default_rng(0)
     trait, slope = rng.normal(size=num_people), np.exp(0.3 * rng.normal(size=num_items))
     difficulty = rng.normal(size=num_items)
     logits = slope * (trait[:, None] - difficulty)
     answers = (rng.random((num_people, num_items)) < 1 / (1 + np.exp(-logits))).astype(int)
+    sizes = {"num_people": num_people, "num_items": num_items}
     start = {"discrimination": slope, "intercept": -slope * difficulty, "trait": trait}
     models = {
-        "marginal": (marginalize(two_parameter_logistic, AdaptiveQuadrature), 150, 100),
-        "plain": (two_parameter_logistic, 100, 60),
+        "marginal": (marginalize(two_parameter_logistic, AdaptiveQuadrature), 150, 150),
+        "plain": (two_parameter_logistic, 200, 300),
     }
     found: dict[str, Any] = {}
     for name, (model, num_warmup, num_samples) in models.items():
         own = {site: jnp.asarray(value) for site, value in start.items() if name == "plain" or site != "trait"}
-        sized = partial(model, num_people=num_people, num_items=num_items)
+        sized = partial(model, **sizes)
         chain = CompiledNuts(sized, num_warmup, num_samples, answers, init_strategy=init_to_value(values=own))
         measured = chain.run(1)
-        sizes = [effective_sample_size(measured.draws[site]) for site in ("discrimination", "intercept")]
-        number = float(np.median(np.concatenate(sizes)))
-        found[name] = {
-            "rate": number / measured.seconds,
-            "seconds": measured.seconds,
-            "steps": measured.gradients,
-            "size": number,
+        found[name] = _rates(measured.draws, measured.seconds_of_draws, measured.seconds) | {
+            "compilation": chain.compilation,
+            "steps": measured.gradients / num_samples,
+            "milliseconds": 1e3 * measured.seconds_of_draws / measured.gradients,
         }
+    engine = AdaptiveQuadrature(two_parameter_logistic, integrate="none", progress_bar=False)
+    fits = [cpu_seconds(partial(engine.run, random.key(0), answers, **sizes))[1] for _ in range(2)]
+    exact, first = cpu_seconds(engine.sample_exactly, random.key(1), 1000)
+    run = partial(exact.run, random.key(2), answers, **sizes)
+    run()  # for these arguments
+    exact.post_warmup_state = None
+    whole = cpu_seconds(run)[1]
+    exact.post_warmup_state = exact.last_state
+    seconds = cpu_seconds(run)[1]
+    fields, some = exact.get_extra_fields(), np.random.default_rng(0).choice(4000, 200, replace=False)
+    items = {name: exact._states["z"][name] for name in ("discrimination", "intercept")}
+    recover = partial(marginalize(two_parameter_logistic, AdaptiveQuadrature).recover, random.key(3))
+    given = {name: value.reshape(-1, num_items)[some] for name, value in items.items()}
+    people = [cpu_seconds(partial(recover, given, answers, **sizes))[1] for _ in range(2)]
+    found["exact"] = _rates(items, seconds, whole) | {
+        "fit": fits[1], "first fit": fits[0], "first": first, "whole": whole, "draws": len(fields["num_steps"]),
+        "gradients": float(np.mean(fields["num_steps"])), "acceptance": float(np.mean(fields["accept_prob"])),
+        "milliseconds": 1e3 * seconds / len(fields["num_steps"]), "people": 1e3 * people[1] / len(some),
+    }  # fmt: skip
     return found
 
 
@@ -246,11 +276,20 @@ def _page(found: dict[str, list[Any]]) -> list[str]:
         rows.append((what, "at most 60 / 10", "; ".join([*words, sampled, errors])))
     if chains := found.get("draws"):
         one = chains[0]
-        rates = {name: one[name]["rate"] for name in ("marginal", "plain")}
-        measured = (
-            f"{rates['marginal'] / rates['plain']:.0f} times: {rates['marginal']:.1f} against {rates['plain']:.3f}"
-        )
-        rows.append(("effective draws of the items a second, people integrated out", "50 times plain NUTS", measured))
+        plain, marginal, exact = (one[name] for name in ("plain", "marginal", "exact"))
+        words = []
+        for name, each in (("`sample_exactly`", exact), ("NUTS over the items", marginal)):
+            gain = {key: each[key] / plain[key] for key in ("smallest", "median", "smallest with warm-up")}
+            words.append(
+                f"{name} {gain['smallest']:.0f} times by the smallest effective size ({each['smallest']:.0f} against "
+                f"{plain['smallest']:.2f} a second; with warm-up {gain['smallest with warm-up']:.0f} times), "
+                f"{gain['median']:.0f} times by the median ({each['median']:.0f} against {plain['median']:.1f})"
+            )
+        what = f"{exact['draws']} draws of {exact['milliseconds']:.1f} ms, {exact['gradients']:.2f} gradients and "
+        what += f"acceptance {exact['acceptance']:.2f}, after a fit of {exact['fit']:.1f} s; NUTS over the items "
+        what += f"{marginal['steps']:.0f} steps of {marginal['milliseconds']:.1f} ms a draw, plain NUTS "
+        what += f"{plain['steps']:.0f} of {plain['milliseconds']:.1f}; a draw of the people {exact['people']:.0f} ms"
+        rows.append((_DRAWS, "at least 50 times plain NUTS", "; ".join([*words, what])))
     return table("what | target | measured", rows)
 
 
