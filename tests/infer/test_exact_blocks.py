@@ -72,6 +72,13 @@ def test_marginal_density_and_its_gradient():
         np.testing.assert_allclose(gradient[name], (np.array(up) - down) / 2e-5, rtol=1e-6, atol=1e-6)
 
 
+def test_too_few_nodes_are_told_of_at_the_draws():
+    marginal = marginalize(items, AdaptiveQuadrature, num_nodes=9)
+    draws = {"slope": np.full((2, 3), 4.0), "intercept": np.zeros((2, 3))}
+    with pytest.warns(UserWarning, match="finer rule than 9 nodes.*at the last draw changes by.*num_nodes"):
+        marginal.recover(random.key(0), draws, jnp.asarray(ANSWERS))
+
+
 def test_density_in_the_coordinates_of_the_items(at_optimum):
     """Traits are no coordinates, and the density is that of the items alone times the volume of the map."""
     reparam = PosteriorReparam(at_optimum)

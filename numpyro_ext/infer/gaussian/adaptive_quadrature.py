@@ -6,15 +6,13 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Self, Unpack
 from warnings import catch_warnings, simplefilter
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...compilation.quick_jit import quick_jit
-from ...compilation.store import shared
 from ...structure import LatentGaussianReading, ModelStructureError
 from ...structure.latent_gaussian import LatentGaussian
 from ...structure.latent_gaussian.like_another import PartsDiffer
@@ -30,6 +28,7 @@ from .algorithms.algorithm import Algorithm
 from .algorithms.nodes.arrange_columns import rows_by_column
 from .algorithms.nodes.find_shared_columns import find_kinds, find_shared_columns, kinds_hold
 from .algorithms.nodes.quadrature import Quadrature
+from .algorithms.nodes.quadrature_error import WORTH_A_WORD, quadrature_error
 from .algorithms.nodes.shared_columns import SharedColumns
 from .engine import Engine, GaussianOptions
 from .fitting.many import NOTHING_BEGUN, Begun
@@ -39,15 +38,11 @@ from .quadrature_parts_run import MembersRun
 from .quadrature_run import IntegratedQuadratureRun, QuadratureRun
 from .run import GaussianRun
 
-_NEGLIGIBLE, _WORTH_A_WORD, _MOST_NODES = 1e-4, 1e-3, 4000.0
-"""Errors of the log evidence for which no nodes are added, and that are told; nodes of a block at most."""
+_NEGLIGIBLE, _MOST_NODES = 1e-4, 4000.0
+"""Error of the log evidence for which no nodes are added; nodes of a block at most."""
 _MAY_BE_A_MAXIMUM = 0.1
 """Error with the most nodes at which a maximum may be one of these, and none of the model: a slope that runs away."""
-_ROUNDINGS = 4.0
-"""Units in the last place by which the log evidence of a block may be off."""
 _NUM_PROBES, _SPREAD = 2, 0.3
-_MOST_QUICK_NUMBERS = 250_000
-"""Numbers in an evaluation up to which the last one, by a finer rule, is compiled as quickly as may be."""
 
 
 class AdaptiveQuadrature(Engine):
@@ -252,16 +247,16 @@ class AdaptiveQuadrature(Engine):
         dimension = reading.abstract_form.blocks.columns.shape[1]
         more = 3 * num_nodes // 2 if is_shared and dimension > 1 else 2 * num_nodes - 1
         is_affordable = float(more) ** dimension <= _MOST_NODES
-        negligible = _WORTH_A_WORD if is_shared and dimension > 1 else _NEGLIGIBLE  # there, nodes are thousands
+        negligible = WORTH_A_WORD if is_shared and dimension > 1 else _NEGLIGIBLE  # there, nodes are thousands
         if not error <= max(negligible, rounding) and self.num_nodes is None and is_affordable:
             finer = copy.copy(self)
             finer._chosen_nodes = more
             return finer._fit(reading, rng_key, run.fit.last_state)
-        if is_shared and not error <= _WORTH_A_WORD and dimension > 1:
+        if is_shared and not error <= WORTH_A_WORD and dimension > 1:
             # sharp blocks, each of which needs nodes of its own
             return self._unshared()._fit(reading.with_rows_by_column(None), rng_key, None)
         messages = run.fit.diagnostics.messages
-        if not error <= max(_WORTH_A_WORD, rounding):
+        if not error <= max(WORTH_A_WORD, rounding):
             message = (
                 f"The quadrature is not exact: with a finer rule than {num_nodes} nodes an axis the log evidence "
                 f"changes by {error:.2g}. Give more nodes (num_nodes)."
@@ -285,34 +280,6 @@ class AdaptiveQuadrature(Engine):
 def _of_kinds(found: SharedColumns | None, reading: LatentGaussianReading) -> SharedColumns | None:
     """The algorithm, which knows how many blocks it sees."""
     return found if found is None or reading.kinds is None else replace(found, num_kinds=reading.kinds.size)
-
-
-def quadrature_error(
-    reading: LatentGaussianReading, algorithm: Any, hyper: dict[str, Array], state: Any
-) -> tuple[float, float, int]:
-    """Sum over blocks of the absolute change of their log evidence with a finer rule, its rounding, and the nodes of
-    the coarse rule.
-
-    No finer rule mends what is rounding, as the sum over many blocks in single precision is.
-
-    :param LatentGaussianReading reading: of the model.
-    :param algorithm: a :class:`Quadrature` or :class:`SharedColumns`.
-    :param hyper: all hyperparameters.
-    :param state: of the fit there.
-    """
-    form = reading.compiled_form(hyper)
-    work = algorithm.numbers_in_evaluation(reading.abstract_form)
-    error, rounding = shared(_change, algorithm, work is not None and work <= _MOST_QUICK_NUMBERS)(form, state)
-    return float(error), float(rounding), algorithm.nodes_of(form)
-
-
-def _change(algorithm: Any, is_small: bool) -> Callable[..., tuple[Array, Array]]:
-    def change(form: LatentGaussian, state: object) -> tuple[Array, Array]:
-        coarse, fine = algorithm.with_finer_rule(form, state)
-        rounding = _ROUNDINGS * jnp.finfo(fine.dtype).eps * jnp.sum(1.0 + jnp.abs(fine))
-        return jnp.sum(jnp.abs(fine - coarse)), rounding
-
-    return quick_jit(change, is_small=is_small)
 
 
 def _probes(reading: LatentGaussianReading) -> list[LatentGaussian]:

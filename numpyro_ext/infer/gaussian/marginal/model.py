@@ -24,9 +24,13 @@ from ...front.options import default_tolerance
 from ...front.running.progress import warn
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.algorithm import Algorithm
+from ..algorithms.nodes.quadrature import Quadrature
+from ..algorithms.nodes.quadrature_error import WORTH_A_WORD, quadrature_error
+from ..algorithms.nodes.shared_columns import SharedColumns
 from ..engine import Engine
 from ..run import GaussianRun
 from .evidence import EvidencePrograms, FieldDraws, evidence_programs
+from .exact import exactly
 
 _FACTOR = "log_evidence_of_field"
 _KEPT = 4
@@ -37,6 +41,8 @@ class _Prepared(NamedTuple):
     """A model read on its arguments."""
 
     reading: LatentGaussianReading
+    algorithm: Algorithm
+    """Of the programs: an exact one where all factors are Gaussian."""
     programs: EvidencePrograms
     start: Any
     """State of the algorithm where every fit begins."""
@@ -135,8 +141,10 @@ class MarginalModel:
         num_draws, hyper = _as_draws(reading, samples, prepared.sampled)
         hyper |= {n: jnp.broadcast_to(value, (num_draws, *jnp.shape(value))) for n, value in fixed.items()}
         keys = jax.random.split(rng_key, num_draws)
-        found = prepared.programs.draws(reading.data, prepared.start, _as_numbers(reading, hyper), keys)
+        numbers = _as_numbers(reading, hyper)
+        found = prepared.programs.draws(reading.data, prepared.start, numbers, keys)
         self._judge(found)
+        self._judge_nodes(prepared, {name: value[-1] for name, value in numbers.items()})
         draws = {name: jnp.asarray(value) for name, value in samples.items()} | found.sites | hyper
         return with_predictive(reading, draws, rng_key)
 
@@ -161,6 +169,19 @@ class MarginalModel:
             warn(
                 f"{outside.sum()} of {size} draws of the field lie where the model has density zero: the Gaussian "
                 "approximation hardly overlaps the support."
+            )
+
+    def _judge_nodes(self, prepared: _Prepared, hyper: dict[str, Array]) -> None:
+        """Warn of sums over nodes that are not exact, at one draw."""
+        reading, algorithm = prepared.reading, prepared.algorithm
+        if not isinstance(algorithm, Quadrature | SharedColumns):
+            return
+        state = prepared.programs.start(reading.data, hyper)
+        error, rounding, num_nodes = quadrature_error(reading, algorithm, hyper, state)
+        if not error <= max(WORTH_A_WORD, rounding):
+            warn(
+                f"The quadrature is not exact: with a finer rule than {num_nodes} nodes an axis the log evidence at "
+                f"the last draw changes by {error:.2g}. Give more nodes (num_nodes), and draw the hyperparameters anew."
             )
 
     # Reading
@@ -237,6 +258,7 @@ class MarginalModel:
         begin = space.unpack(space.initial(engine.init_values))
         return _Prepared(
             reading=reading,
+            algorithm=exactly(algorithm, reading.abstract_form),
             programs=programs,
             start=programs.start(reading.data, _as_numbers(reading, begin)),
             fixed=fixed,
