@@ -30,6 +30,8 @@ _BLOCKS_AT_A_TIME = 250
 """Blocks whose second moments are summed at a time; as many are a sample of all for a rough estimate."""
 _NO_MASS = 1e-16
 """Posterior mass at which a node is left out of second moments."""
+_NEAR = 12
+"""Part of the nodes of an axis by which a node is away from the middle, about one standard deviation of the prior."""
 
 
 class Columns(NamedTuple):
@@ -150,9 +152,9 @@ def complete_derivatives(
 def missing_derivatives(
     slopes: Slopes,
     nodes: Array,
+    num_nodes: int,
     tables: tuple[Array, ...],
     blocks: Blocks,
-    found: Expected,
     weights: Array | None,
     *,
     is_rough: bool | Array,
@@ -161,13 +163,13 @@ def missing_derivatives(
 
     :param Slopes slopes: from :func:`complete_derivatives`.
     :param nodes: shape ``(Q,)``, or ``(Q, D)``.
+    :param int num_nodes: nodes of each axis.
     :param tables: log probabilities of the outcomes of each family, shape ``(K, G, Q)`` each.
     :param Blocks blocks: the blocks.
-    :param Expected found: what is expected of their complete data.
     :param weights: as for :func:`complete_derivatives`.
     :param is_rough: whether it is estimated from a few hundred blocks.
     """
-    counts = jnp.ones_like(found.first) if blocks.number is None else blocks.number
+    counts = jnp.ones((len(blocks.shift),), nodes.dtype) if blocks.number is None else blocks.number
 
     def with_masses(places: Array, number: Array) -> _Blocks:
         own: Blocks = jax.tree.map(lambda x: x[places], blocks)
@@ -181,8 +183,22 @@ def missing_derivatives(
         first = None if own_jacobian is None else _prior_slopes(nodes - own.shift[:, None], own.variance[:, None])
         return _Blocks(masses, number, own.labels, own.observed, first, own_jacobian)
 
-    means = blocks.shift.reshape(len(found.first), -1)[:, 0] + found.first
-    return _missing(with_masses, means, counts, slopes.tables, slopes.by_all, _powers(nodes), is_rough)
+    leaning = _leaning(tables, blocks, nodes, num_nodes)
+    return _missing(with_masses, leaning, counts, slopes.tables, slopes.by_all, _powers(nodes), is_rough)
+
+
+def _leaning(tables: tuple[Array, ...], blocks: Blocks, nodes: Array, num_nodes: int) -> Array:
+    """Log density of each block at a node above the middle over that below it, along the first axis, shape ``(B,)``.
+
+    It orders blocks nearly as their posterior means do, and takes a tenth of the compilation.
+    """
+    middle, step = len(nodes) // 2, max(1, num_nodes // _NEAR) * (len(nodes) // num_nodes)
+    above, below = middle + step, middle - step
+    away = nodes[above] - nodes[below]
+    prior = blocks.shift * away / blocks.variance if nodes.ndim == 1 else jnp.zeros(blocks.shift.shape[:1], away.dtype)
+    tables = tuple(table[..., above] - table[..., below] for table in tables)
+    given = _of_outcomes([table[:, None, :, None] for table in tables], blocks.labels, blocks.observed, len(prior))
+    return prior + jnp.sum(given, axis=1)
 
 
 def _jacobian(function: Callable[[Array], Any], values: Array, at_a_time: int) -> Any:
@@ -211,7 +227,7 @@ class _Blocks(NamedTuple):
 
 def _missing(
     with_masses: Callable[[Array, Array], _Blocks],
-    means: Array,
+    leaning: Array,
     counts: Array,
     tables: list[Array],
     by_all: list[Array],
@@ -220,21 +236,21 @@ def _missing(
 ) -> Array:
     """Covariance of the derivatives under the posterior of each block, summed over blocks, shape ``(d, d)``.
 
-    Blocks are taken in the order of their posterior means, some hundred at a time: most nodes have no mass in any of
-    these, and are left out.
+    Blocks are taken nearly in the order of their posterior means, some hundred at a time: most nodes have no mass in
+    any of these, and are left out.
 
     :param with_masses: from places of blocks and how many each stands for to these blocks.
-    :param means: posterior means of all blocks, shape ``(B,)``.
+    :param leaning: what blocks are ordered by, shape ``(B,)``.
     :param counts: how many each of them stands for, shape ``(B,)``.
     :param tables: derivatives of the log probabilities of each family, shape ``(K, Q, G, m)`` each.
     :param by_all: derivatives of the parameters of columns by hyperparameters, and what each coordinate of the node
         adds to them, shape ``(Gm, d)`` each.
     :param powers: one and the coordinates of the nodes, shape ``(Q, 1 + D)``.
     """
-    number = means.size
+    number = leaning.size
     size = min(number, _BLOCKS_AT_A_TIME)
     num_chunks = -(-number // size)
-    order = jnp.concatenate([jnp.argsort(means), jnp.full((num_chunks * size - number,), number)])
+    order = jnp.concatenate([jnp.argsort(leaning), jnp.full((num_chunks * size - number,), number)])
     order = order.reshape(num_chunks, size)
     spread = np.arange(size) * (number // size)  # a sample of all
     order = order.at[0].set(jnp.where(is_rough, spread, order[0]))
@@ -248,7 +264,8 @@ def _missing(
         return carry[0] + products, carry[1] + lost
 
     width, dimension = by_all[0].shape
-    start = jnp.zeros((len(_pairs(powers)), width, width), means.dtype), jnp.zeros((dimension, dimension), means.dtype)
+    dtype = powers.dtype
+    start = jnp.zeros((len(_pairs(powers)), width, width), dtype), jnp.zeros((dimension, dimension), dtype)
     count = jnp.where(is_rough, 1, num_chunks)
     products, lost = lax.fori_loop(0, count, chunk, start)
     total = lost
@@ -263,8 +280,11 @@ def _products(tables: list[Array], by_all: list[Array], powers: Array, blocks: _
     powers, ``(..., Gm, Gm)``, and what is to be added to these in the coordinates of hyperparameters, ``(d, d)``."""
     weights, (width, dimension) = blocks.weights, by_all[0].shape
 
+    def of_outcomes(values: list[Array]) -> Array:
+        return _of_outcomes(values, blocks.labels, blocks.observed, len(weights))
+
     def step(q: Array, products: Array) -> Array:
-        score = _of_outcomes([table[:, q, None] for table in tables], blocks)
+        score = of_outcomes([table[:, q, None] for table in tables])
         product = (weights[:, q, None] * score).T @ score
         return products + jnp.stack([powers[q, a] * powers[q, b] * product for a, b in _pairs(powers)])
 
@@ -273,7 +293,7 @@ def _products(tables: list[Array], by_all: list[Array], powers: Array, blocks: _
         total = jnp.zeros((len(masses), dimension), masses.dtype)
         for a, by in enumerate(by_all):
             sums = [jnp.einsum("bq,kqgm->kbgm", masses * powers[:, a], table) for table in tables]
-            total += _of_outcomes(sums, blocks) @ by
+            total += of_outcomes(sums) @ by
         return total
 
     has_mass = jnp.any(weights > _NO_MASS, axis=0)
@@ -294,18 +314,23 @@ def _products(tables: list[Array], by_all: list[Array], powers: Array, blocks: _
     return products, lost - mean.T @ (mean / jnp.maximum(blocks.number, 1.0)[:, None])
 
 
-def _of_outcomes(tables: list[Array], blocks: _Blocks) -> Array:
+def _of_outcomes(
+    tables: list[Array], labels: tuple[Array, ...], observed: tuple[Array, ...] | None, number: int
+) -> Array:
     """Entries of tables at the outcomes of each block, zero at gaps, of all families side by side, shape ``(B, Gm)``.
 
     :param tables: of each family, shape ``(K, B, G, m)`` or ``(K, 1, G, m)``.
+    :param labels: outcomes of each family, shape ``(B, G)`` each.
+    :param observed: masks of these, if there are gaps.
+    :param int number: of blocks.
     """
-    number, found = blocks.weights.shape[0], []
+    found = []
     for k, table in enumerate(tables):
         taken = jnp.broadcast_to(table[0], (number, *table.shape[2:]))
         for outcome in range(1, table.shape[0]):
-            taken = jnp.where((blocks.labels[k] == outcome)[:, :, None], table[outcome], taken)
-        if blocks.observed is not None:
-            taken = jnp.where(blocks.observed[k][:, :, None], taken, 0.0)
+            taken = jnp.where((labels[k] == outcome)[:, :, None], table[outcome], taken)
+        if observed is not None:
+            taken = jnp.where(observed[k][:, :, None], taken, 0.0)
         found.append(taken.reshape(number, -1))
     return jnp.concatenate(found, axis=1)
 

@@ -234,12 +234,10 @@ class SharedColumns(Algorithm):
     def missing_derivatives(
         self, form: LatentGaussian, state: Grid, held: Expected, slopes: Slopes, *, is_rough: bool | Array
     ) -> Array:
+        del held
         nodes = state.nodes(self.num_nodes)
-        if not self.has_prior_parameters:  # an evaluation without the means of blocks takes half the time
-            held = self._expected(form, state)[1]
-        return missing_derivatives(
-            slopes, nodes, self.tables(form, nodes), self.blocks(form), held, _weights(form), is_rough=is_rough
-        )
+        tables, blocks = self.tables(form, nodes), self.blocks(form)
+        return missing_derivatives(slopes, nodes, self.num_nodes, tables, blocks, _weights(form), is_rough=is_rough)
 
     def blocks(self, form: LatentGaussian) -> Blocks:
         """Outcomes and priors of all blocks, or of one of each kind."""
