@@ -204,8 +204,8 @@ def draws(draw: int, num_people: int = 4000, num_items: int = 50) -> dict[str, A
     sizes = {"num_people": num_people, "num_items": num_items}
     start = {"discrimination": slope, "intercept": -slope * difficulty, "trait": trait}
     models = {
-        "marginal": (marginalize(two_parameter_logistic, AdaptiveQuadrature), 150, 150),
-        "plain": (two_parameter_logistic, 200, 300),
+        "marginal": (marginalize(two_parameter_logistic, AdaptiveQuadrature), 200, 400),
+        "plain": (two_parameter_logistic, 200, 1000),
     }
     found: dict[str, Any] = {}
     for name, (model, num_warmup, num_samples) in models.items():
