@@ -150,18 +150,16 @@ class Exploration(NamedTuple):
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean ``(d,)`` and covariance ``(d, d)`` of the unconstrained hyperparameters.
 
-        Of points that are too few to span their space the covariance is that of the coordinates around the mode, with
-        the variance that the points have along each of them.
+        They are those of thousands of points where these are known: points of the design are often too few, or too
+        unequal in mass, to span the space.
         """
-        mean = self.weights @ self.values
-        num_points, size = self.points.shape
-        if num_points >= 2 * size or self.around is None:
-            rest = self.values - mean
-            return mean, (rest.T * self.weights) @ rest
-        variances = self.weights @ np.square(self.points - self.weights @ self.points)
-        covariance, places = np.zeros((mean.size, mean.size)), self.around.space.integrable
-        covariance[np.ix_(places, places)] = (self.around.factor * variances) @ self.around.factor.T
-        return mean, covariance
+        values, weights = self.values, self.weights
+        if self.cloud is not None and self.around is not None:
+            points, weights = self.cloud
+            values = self.around.place(points)
+        mean = weights @ values
+        rest = values - mean
+        return mean, (rest.T * weights) @ rest
 
     @property
     def cloud(self) -> tuple[np.ndarray, np.ndarray] | None:
