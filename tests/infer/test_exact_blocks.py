@@ -16,8 +16,9 @@ from scipy import stats
 from scipy.special import expit, logsumexp
 
 from numpyro_ext.infer import AdaptiveQuadrature, IndependenceMetropolis, PosteriorReparam, marginalize
-from numpyro_ext.infer.exact import rotations
 from numpyro_ext.infer.exact.reparam import LATENT
+from numpyro_ext.infer.exact.rotations import Rotations
+from numpyro_ext.infer.exact.sampling import ExactSamples
 
 
 def items(answers):
@@ -118,10 +119,14 @@ def by_nuts():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_free", [True, False])
-def test_items_and_people_are_those_of_nuts_on_the_whole_model(is_free, at_optimum, by_nuts, monkeypatch):
+def test_items_and_people_are_those_of_nuts_on_the_whole_model(is_free, at_optimum, by_nuts):
     """Whether turns without kicks are taken or not."""
-    monkeypatch.setattr(rotations, "_ENOUGH_FREE", 0.0 if is_free else 2.0)
-    exact = (at_optimum if is_free else fitted()).sample_exactly(random.key(2), 1000, num_warmup=200)
+    engine = at_optimum if is_free else fitted()
+    reparam = PosteriorReparam(engine)
+    kernel = Rotations(reparam, 4, 0.8, enough_free=0.0 if is_free else 2.0)
+    options = {"num_warmup": 200, "num_samples": 1000, "num_chains": 4, "progress_bar": False}
+    exact = ExactSamples(engine, reparam, kernel, **options)
+    exact.run(random.key(2), jnp.asarray(ANSWERS))
     num_steps = np.asarray(exact.get_extra_fields(group_by_chain=True)["num_steps"])[0]
     assert (num_steps == 0).sum() == (950 if is_free else 0)  # one in twenty keeps its kicks
     draws = exact.get_samples(group_by_chain=True)

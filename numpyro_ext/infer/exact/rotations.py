@@ -89,6 +89,7 @@ class Rotations(MCMCKernel):
     :param target_accept_prob: average acceptance to which the number of steps is adapted.
     :param is_in_turn: gradients of chains one after the other, where these side by side would need too much memory;
         large factorisations are done so in any case.
+    :param enough_free: average acceptance from which on turns without kicks are taken, where a field is integrated out.
     """
 
     sample_field = "z"
@@ -96,10 +97,16 @@ class Rotations(MCMCKernel):
     is_ensemble_kernel = True
 
     def __init__(
-        self, reparam: PosteriorReparam, num_chains: int, target_accept_prob: float, is_in_turn: bool = False
+        self,
+        reparam: PosteriorReparam,
+        num_chains: int,
+        target_accept_prob: float,
+        is_in_turn: bool = False,
+        enough_free: float = _ENOUGH_FREE,
     ) -> None:
         self._reparam, self._num_chains = reparam, num_chains
         self._target_accept_prob, self.is_in_turn = target_accept_prob, is_in_turn
+        self._enough_free = enough_free
         self._num_warmup = self._num_free = 0
 
     @property
@@ -227,7 +234,7 @@ class Rotations(MCMCKernel):
     def _is_free(self, found: Adaptation, i: Array) -> Array:
         """True if the trajectory of a step has no kicks."""
         is_tried = (i >= self._num_warmup - self._num_free) & (i < self._num_warmup)
-        is_taken = (found.free_accept_prob >= _ENOUGH_FREE) & (i % _KICKED_EVERY != 0)
+        is_taken = (found.free_accept_prob >= self._enough_free) & (i % _KICKED_EVERY != 0)
         return jnp.where(i < self._num_warmup, is_tried, is_taken & (self._num_free > 0))
 
     def _adapted(self, found: Adaptation, i: Array, accept_prob: Array, white: Array) -> Adaptation:

@@ -111,7 +111,7 @@ class FieldCoordinates(HyperCoordinates):
         return self.reading.behind_predictive
 
     def values(self, white: Array) -> tuple[dict[str, Array], Array]:
-        """As of :class:`HyperCoordinates`, with the field."""
+        """Values as those of :class:`HyperCoordinates`, with the field."""
         hyper, log_volume = super().values(white)
         given, field = self._given(white)
         unknowns, log_scale = field.place(white[len(self.scale) :])

@@ -42,7 +42,7 @@ class _Prepared(NamedTuple):
 
     reading: LatentGaussianReading
     algorithm: Algorithm
-    """Of the programs: an exact one where all factors are Gaussian."""
+    """Algorithm of the programs: an exact one where all factors are Gaussian."""
     programs: EvidencePrograms
     start: Any
     """State of the algorithm where every fit begins."""

@@ -23,7 +23,7 @@ _DAMPINGS = 5
 
 
 class Place(NamedTuple):
-    """Where a search is, with a quadratic model of the function around it."""
+    """Numbers that a search has reached, with a quadratic model of the function around them."""
 
     numbers: Array
     value: Array
