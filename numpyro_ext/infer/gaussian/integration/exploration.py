@@ -29,7 +29,6 @@ from ..fitting.costs import FIT_COSTS
 from ..fitting.point_fit import PointFit
 from .judgement import (
     LARGEST_RISE,
-    OUTER,
     bent_message,
     highest_above_mode,
     judge_normal,
@@ -38,6 +37,7 @@ from .judgement import (
     judge_tails,
     opposite_mode,
 )
+from .outskirts import missed_among_outermost, missed_by_design, missed_by_points
 from .surroundings import NoDesign, Surroundings
 
 Integrate = Literal["auto", "none", "normal", "grid", "ccd", "adaptive"]
@@ -55,8 +55,8 @@ _LITTLE_MASS = 0.01
 of."""
 _LARGEST_FALL = 5.0
 """Fall of the log density on both sides of an axis, to where that of a normal density has fallen by one."""
-_FAR = 4.5
-"""Deviations from the mode at which the density of a design that does not follow it is looked at."""
+_LARGEST_MISSED = 0.2
+"""Share of a variance beyond a lattice at which points that follow the density are tried instead."""
 _LEAST_REACH = 3.0
 """By how much the log density has to fall to where a lattice is cut, for what is cut to be little."""
 
@@ -200,10 +200,16 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         return heights(points, around.fits(points, states, FEW_DIGITS, with_marginals=False))[0]
 
     spread: PointFit | None = None
+    far: PointFit | None = None
 
     def evaluate_last(points: np.ndarray) -> np.ndarray:
         nonlocal spread
         spread = briefly(points, known.states_at(points))
+        return looked[-1][1]
+
+    def look(points: np.ndarray) -> np.ndarray:
+        nonlocal far
+        far = briefly(points, known.states_at(points))
         return looked[-1][1]
 
     def slopes(points: np.ndarray) -> np.ndarray:
@@ -221,7 +227,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         )
         cut = reach if reach < options.log_density_drop else None
     elif name == "adaptive":
-        followed = follow(evaluate, size, evaluate_last, is_dear=around.num_rows > MANY_ROWS)
+        followed = follow(evaluate, size, evaluate_last, look, is_dear=around.num_rows > MANY_ROWS)
         with np.errstate(divide="ignore"):  # of points without mass
             design, chosen = Design(followed.points, np.log(followed.weights)), followed.chosen
     elif name == "ccd":
@@ -239,35 +245,57 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         chosen = 1 + np.flatnonzero(np.isfinite(found[1:]))
         design = Design(design.points[chosen - 1], design.log_volumes[chosen - 1])
     fits = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    mode = float(fits.objective[0])
     parts.clear()  # which functions hold in a circle, so that it would stay until it is collected
     known.clear()
+    if not len(chosen):
+        raise NoDesign("the evidence is not finite at any point of the design around its mode")
+    log_volume = 0.5 * np.linalg.slogdet(factor.T @ factor)[1] if size else 0.0
+    if nearly_normal is not None:
+        log_weights = fits.objective[chosen] + design.log_volumes
+        log_evidence = float(logsumexp(log_weights)) - math.log(len(chosen)) + log_volume
+        error = math.sqrt((1.0 / effective_share(log_weights) - 1.0) / len(chosen))
+        weights = np.full(len(chosen), 1.0 / len(chosen))
+    elif followed is not None:
+        log_evidence = mode + followed.log_integral + log_volume
+        error, weights = followed.error, followed.weights
+        with np.errstate(divide="ignore"):
+            design = design._replace(log_volumes=np.log(weights) - fits.objective[chosen])
+    else:
+        log_masses = fits.objective[chosen] + design.log_volumes + log_volume
+        log_evidence = float(logsumexp(log_masses))
+        weights = np.exp(log_masses - log_evidence)
+    # Rounding must not be visible where probabilities are asked to sum to one.
+    weights = weights / weights.sum()
+    whole, fits = fits, jax.tree.map(lambda leaf: leaf[chosen], fits)
+    is_cheap = 0 < size <= _MOST_ADAPTIVE and around.num_rows <= MANY_ROWS
+    there, missed = partial(briefly, states=None), dict[str, float]()
+    if followed is not None and far is not None:
+        missed = missed_by_points(there, mode, followed, far, fits)
+    elif is_cheap:
+        log_integral = log_evidence - log_volume - mode
+        missed = missed_by_design(there, mode, around.turn(), design.points, log_integral, fits, weights)
+        if name != "grid":
+            outer = missed_among_outermost(
+                there, mode, falls if nearly_normal is None else nearly_normal, fits, weights
+            )
+            missed = {site: max(share, outer[site]) for site, share in missed.items()}
     opposite = None
     if around.num_rows <= MANY_ROWS:
-        mode = np.asarray(around.fit.last_state.values)
         brief = partial(around.fits_of, tol=FEW_DIGITS, with_marginals=False)
-        opposite = opposite_mode(around.space, mode, brief, fits.objective[0])
-    outwards: tuple[PointFit, np.ndarray] | None = None
-    is_cheap = 0 < size <= _MOST_ADAPTIVE and around.num_rows <= MANY_ROWS
-    if name in ("ccd", "normal") and is_cheap:  # of others points follow the density
-        axes = _on_axes(size, OUTER)
-        plain = Design(axes, 0.5 * np.sum(np.square(axes), axis=1))
-        own = nearly_normal.design(axes) if nearly_normal is not None else stretch(plain, falls)
-        # further out the design has no mass, and what is known predicts nothing
-        out = np.concatenate([own.points[1:], _on_axes(size, _FAR)[1:]])
-        volumes = np.concatenate([own.log_volumes[1:] - own.log_volumes[0], np.full(2 * size, np.inf)])
-        outwards = briefly(out, None), volumes
+        opposite = opposite_mode(around.space, np.asarray(around.fit.last_state.values), brief, mode)
     points, found_heights = (np.concatenate(found) for found in zip(*looked, strict=True))
     highest = highest_above_mode(found_heights)
     higher, rise = None, None
     if highest is not None:
         higher, rise = around.place(points[[highest]])[0], float(found_heights[highest] - found_heights[0])
-    messages = judge_points(fits.objective, cut, around.space.names, rise)
+    messages = judge_points(whole.objective, cut, around.space.names, rise)
     is_followed = size == len(factor)  # no point follows the density along a direction that is left out
     if followed is not None:
         said = judge_ratios(followed.log_ratios)
         is_followed, messages = is_followed and not said, (*messages, *said)
     elif name == "normal" and size:
-        said = judge_normal(fits.objective[chosen] + design.log_volumes, size > _MOST_ADAPTIVE)
+        said = judge_normal(fits.objective + design.log_volumes, size > _MOST_ADAPTIVE)
         is_followed, messages = is_followed and not said, (*messages, *said)
     if is_bent:
         messages = (*messages, bent_message(around.space.names))
@@ -279,30 +307,14 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
             "does not curve: there they are at their mode and not integrated over."
             + (_LOADINGS if any(math.prod(shape) > 1 for shape in around.space.shapes.values()) else ""),
         )
-    if not len(chosen):
-        raise NoDesign("the evidence is not finite at any point of the design around its mode")
-    log_volume = 0.5 * np.linalg.slogdet(factor.T @ factor)[1] if size else 0.0
-    if nearly_normal is not None:
-        log_weights = fits.objective[chosen] + design.log_volumes
-        log_evidence = float(logsumexp(log_weights)) - math.log(len(chosen)) + log_volume
-        error = math.sqrt((1.0 / effective_share(log_weights) - 1.0) / len(chosen))
-        weights = np.full(len(chosen), 1.0 / len(chosen))
-    elif followed is not None:
-        log_evidence = float(fits.objective[0]) + followed.log_integral + log_volume
-        error, weights = followed.error, followed.weights
-        with np.errstate(divide="ignore"):
-            design = design._replace(log_volumes=np.log(weights) - fits.objective[chosen])
-    else:
-        log_masses = fits.objective[chosen] + design.log_volumes + log_volume
-        log_evidence = float(logsumexp(log_masses))
-        weights = np.exp(log_masses - log_evidence)
     if opposite is not None:
         messages += opposite.message(around.place(design.points), around.cell(math.sqrt(12.0)), log_evidence)
-    mode, fits = fits.objective[0], jax.tree.map(lambda leaf: leaf[chosen], fits)
-    # Rounding must not be visible where probabilities are asked to sum to one.
-    weights = weights / weights.sum()
-    if outwards is not None and higher is None:
-        said = judge_tails(*outwards, mode, fits, weights)
+    if higher is None and opposite is None:  # of which there is a message
+        if options.integrate == "auto" and name == "grid" and max(missed.values(), default=0.0) > _LARGEST_MISSED:
+            other = explore(around, options._replace(integrate="adaptive"))
+            if other.is_whole:
+                return other
+        said = judge_tails(missed, is_followed=followed is not None)
         is_followed, messages = is_followed and not said, (*messages, *said)
     unfinished = ~np.asarray(fits.converged)
     share = float(weights[unfinished].sum())

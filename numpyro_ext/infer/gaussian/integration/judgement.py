@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,11 +21,8 @@ _LEAST_SHARE = 0.5
 """Effective share of importance weights below which hyperparameters are not as their density was taken to be."""
 _NORMAL_SHARE = 0.8
 """The same where k-hat, by 64 weights, is too large as well."""
-_WIDTH_OF_TAIL, _LARGEST_TAIL = 2.0, 0.25
-"""Deviations for which a look far out on an axis stands, and the share of a variance that may lie there."""
-OUTER, _WIDTH_OF_OUTER = 2.4, 0.9
-"""Deviations, in the coordinates of a design, at which it is looked at among its outermost points, which are few, and
-the range for which such a look stands."""
+_LARGEST_TAIL = 0.3
+"""Share of a variance that may lie far out."""
 _LARGEST_SHIFT, _LARGEST_RATIO = 0.25, 1.4
 """Change of a mean by the last points, in standard deviations, and factor of one, that are told where the latter has a
 larger error by these points than the next."""
@@ -218,39 +216,28 @@ def judge_normal(log_weights: np.ndarray, is_the_only_one: bool) -> tuple[str, .
     )
 
 
-def judge_tails(far: PointFit, volumes: np.ndarray, mode: Any, fits: PointFit, weights: np.ndarray) -> tuple[str, ...]:
-    """Messages on hyperparameters whose density goes on far out on an axis, where a design has few points or none.
+def judge_tails(missed: Mapping[str, float], *, is_followed: bool) -> tuple[str, ...]:
+    """Messages on hyperparameters whose density goes on far out, where a design has few points or none.
 
-    :param PointFit far: fits there.
-    :param volumes: minus the logarithm of the density that the design was made for at these points, over that at the
-        mode, shape ``(m,)``; infinite where it has no mass.
-    :param mode: log density at the mode.
-    :param PointFit fits: those at the points of the design.
-    :param weights: masses of these, shape ``(n,)``.
+    >>> (message,) = judge_tails({"tau": 0.44, "noise": 0.01}, is_followed=False)
+    >>> message[-122:-93]
+    "'tau' (1.2 times as large) is"
+
+    :param missed: the share of the variance of each site that lies there.
+    :param bool is_followed: whether the points were chosen so that they follow the density.
     """
-    fall = np.where(np.isfinite(far.objective), np.minimum(far.objective - mode, 0.0), -np.inf)
-    has_mass = np.isfinite(volumes)
-    volumes = np.where(has_mass, volumes, 0.0)
-    # in coordinates in which the design is normal
-    densities = np.exp(fall + volumes - np.where(has_mass, 0.5 * OUTER**2, 0.0))
-    densities -= np.where(has_mass, np.exp(-0.5 * OUTER**2), 0.0)
-    widths = np.where(has_mass, _WIDTH_OF_OUTER, _WIDTH_OF_TAIL)
-    masses = widths / np.sqrt(2.0 * np.pi) * np.maximum(densities, 0.0)
-    missing = {}
-    for name in fits.hyper:
-        values, there = (np.asarray(part).reshape(len(part), -1) for part in (fits.hyper[name], far.hyper[name]))
-        mean = weights @ values
-        variance = weights @ np.square(values - mean)
-        added = np.max(masses[:, None] * np.square(there - mean), axis=0)
-        if np.any(added > _LARGEST_TAIL * variance):
-            missing[name] = float(np.max(np.sqrt(1.0 + added / variance), where=variance > 0.0, initial=1.0))
-    if not missing:
+    large = {name: share for name, share in missed.items() if share > _LARGEST_TAIL}
+    if not large:
         return ()
-    names = ", ".join(f"{name!r} ({ratio:.2g} times as large)" for name, ratio in missing.items())
+    names = ", ".join(f"{name!r} ({math.sqrt(1.0 + share):.2g} times as large)" for name, share in large.items())
+    remedy = (
+        "It may have none, as its tail is heavy: ask for quantiles, or give a prior with lighter tails"
+        if is_followed
+        else "Take integrate='adaptive' (or 'auto'), or give a prior with lighter tails"
+    )
     return (
         "The density of the hyperparameters goes on far from its mode, where points are few or none: with what lies "
-        f"there the standard deviation of {names} is not what is told. Take integrate='adaptive' (or 'auto'), 'grid' "
-        "for up to four of them, or give a prior with lighter tails.",
+        f"there the standard deviation of {names} is not what is told. {remedy}.",
     )
 
 

@@ -73,6 +73,11 @@ class Surroundings(NamedTuple):
         left, _, right = np.linalg.svd(rows)
         return self._replace(factor=self.factor @ (left @ right).T)
 
+    def turn(self) -> np.ndarray:
+        """Coordinates of these surroundings in those of the turned ones, an orthogonal matrix of shape ``(k, k)``:
+        points of the turned ones times its transpose are points here."""
+        return np.linalg.lstsq(self.factor, self.turned().factor)[0]
+
     @property
     def size(self) -> int:
         """The number of coordinates."""

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import logsumexp
 
 from ....linalg.exponential_tilting import exponentially_tilted, values_and_squares
-from .cloud import Cloud, draw_cloud, spread_out
+from .cloud import Cloud, draw_cloud, spread_out, tail_lift
 from .design import PROBE
 from .emulator import emulate
+from .tails import LARGEST_MISSED, Known, Seen, go_outwards, look_beyond, reach_of
 
 _FEW, _FEW_PER_ROUND, _PER_ROUND = 4, 18, 27
 """Coordinates that are few, and points of a round, of few coordinates and of more."""
@@ -60,6 +62,8 @@ class Followed(NamedTuple):
     """Log density of these points, up to a constant, shape ``(m,)``."""
     log_ratios: np.ndarray
     """Log importance weights of these points, up to a constant, shape ``(m,)``."""
+    seen: Seen
+    """The last look far out."""
 
     @property
     def share(self) -> float:
@@ -80,18 +84,22 @@ def follow(
     evaluate: Callable[[np.ndarray], np.ndarray],
     size: int,
     evaluate_last: Callable[[np.ndarray], np.ndarray] | None = None,
+    look: Callable[[np.ndarray], np.ndarray] | None = None,
     *,
     is_dear: bool = False,
 ) -> Followed:
     """Evaluate a log density along its axes, emulate it, draw from that, evaluate there, and so on until it holds;
-    then evaluate it at points spread over the emulation, by which this is judged.
+    look far out, and go on there where tails are heavy; then evaluate it at points spread over the emulation, by which
+    this is judged.
 
     Cost: two evaluations for each coordinate and one more, rounds of 18 (up to four coordinates) or 27 up to some 70
-    evaluations, and the last 128; a tenth of a second besides.
+    evaluations, three for each coordinate far out, and the last 128; a tenth of a second besides. Where tails are heavy
+    up to five rounds more, with looks, and half a second.
 
     :param evaluate: log density at points of shape ``(n, k)``, as ``(n,)``; ``-inf`` where there is none.
     :param int size: the number of coordinates, in which the density is about ``N(0, I)`` around its mode.
     :param evaluate_last: the same for the last points, whose values may have few digits.
+    :param look: the same for points far out.
     :param bool is_dear: whether to be content with one round, and 36 points at last.
     :return: points and masses.
 
@@ -121,21 +129,46 @@ def follow(
         share, unsure = effective_share(log_ratios[: len(plain)]), np.median(np.abs(log_ratios[len(plain) :]))
         if share > _GOOD and unsure < _LARGEST_ERROR:
             break
-    emulator = emulate(points, values - origin)
-    earlier = draw_cloud(emulator, draws, generator)
-    index, log_proposal = spread_out(earlier, _NUM_SPREAD_DEAR if is_dear else _NUM_SPREAD, generator)
+
+    def heights_at(at: np.ndarray) -> np.ndarray:
+        return evaluate(at) - origin
+
+    def brief_heights_at(at: np.ndarray) -> np.ndarray:
+        return (look or evaluate)(at) - origin
+
+    log_integral = cloud.log_integral + _log_mean(log_ratios[: len(plain)])
+    seen = look_beyond(brief_heights_at, emulator, cloud, generator, is_lacking=True, log_integral=log_integral)
+    known, goes_on, is_heavy = Known(points, values - origin), seen.share > LARGEST_MISSED, False
+    if goes_on:
+        inner, all_known = known, known.plus(seen.look.points, seen.heights)
+        inner, known, draws, is_heavy = go_outwards(
+            heights_at, brief_heights_at, inner, all_known, draws, per_round, generator
+        )
+        points, values = inner.points, inner.heights + origin
+    emulator = emulate(*known, is_heavy=is_heavy)
+    earlier = draw_cloud(emulator, draws, generator, reach=reach_of(known) if is_heavy else math.inf)
+    number = _NUM_SPREAD_DEAR if is_dear else _NUM_SPREAD
+    index, log_proposal = spread_out(earlier, number, generator, is_heavy=is_heavy)
     spread = earlier.points[index]
     found = (evaluate_last or evaluate)(spread) - origin
     log_ratios = np.where(np.isfinite(found), found - log_proposal, -np.inf)
-    emulator = emulate(np.concatenate([points, spread]), np.concatenate([values - origin, found]))
+    emulator = emulate(*known.plus(spread, found), is_heavy=is_heavy)
     cloud = draw_cloud(emulator, earlier.draws, generator, reach=_REACH)
+    if goes_on:
+        seen = look_beyond(brief_heights_at, emulator, cloud, generator, reach=_REACH)
     share = max(effective_share(log_ratios), 1e-12)
     error = math.hypot(cloud.error, math.sqrt((1.0 / share - 1.0) / len(spread)))
     inside = np.flatnonzero(np.isfinite(values))
-    kept, weights = masses(points[inside], cloud, max(_MOST_POINTS, 4 * size))
+    kept, weights = masses(points[inside], cloud, max(_MOST_POINTS, 4 * size), is_heavy=is_heavy)
     chosen = inside[kept]
-    last = spread, log_proposal, log_ratios
+    last = spread, log_proposal, log_ratios, seen
     return Followed(chosen, points[chosen], weights, cloud, earlier, cloud.log_integral, error, *last)
+
+
+def _log_mean(log_ratios: np.ndarray) -> float:
+    """The log of the mean of ratios; zero where none is finite, which tells nothing."""
+    found = float(logsumexp(np.where(np.isfinite(log_ratios), log_ratios, -np.inf)))
+    return found - math.log(len(log_ratios)) if math.isfinite(found) else 0.0
 
 
 def effective_share(log_ratios: np.ndarray) -> float:
@@ -151,20 +184,24 @@ def effective_share(log_ratios: np.ndarray) -> float:
     return float(ratios.sum() ** 2 / (ratios @ ratios) / len(ratios))
 
 
-def masses(points: np.ndarray, cloud: Cloud, most: int) -> tuple[np.ndarray, np.ndarray]:
+def masses(points: np.ndarray, cloud: Cloud, most: int, *, is_heavy: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Masses of a few of the points, with the means and variances of a cloud along each axis.
 
     They are first the shares of draws that are nearest to each point, and then tilted by an exponential of squares.
 
     :param points: shape ``(n, k)``.
     :param int most: how many are kept, those with the largest shares.
+    :param bool is_heavy: whether shares of far points, which may have less than one draw, matter as much.
     :return: indices of the points kept, and their masses.
     """
     kept = np.arange(len(points))
-    shares = _shares(points, cloud.draws)
+    draws = cloud.draws
+    everywhere = (cloud.points, cloud.weights) if is_heavy else (draws, np.full(len(draws), 1.0 / len(draws)))
+    shares = _shares(points, *everywhere)
     if len(points) > most:
-        kept = np.sort(np.argsort(-shares, kind="stable")[:most])
-        shares = _shares(points[kept], cloud.draws)
+        worth = shares * np.exp(tail_lift(points, *everywhere)) if is_heavy else shares
+        kept = np.sort(np.argsort(-worth, kind="stable")[:most])
+        shares = _shares(points[kept], *everywhere)
     kept, shares = kept[shares > 0.0], shares[shares > 0.0]
     return kept, tilted(points[kept], shares, cloud)
 
@@ -189,7 +226,7 @@ def tilted(points: np.ndarray, weights: np.ndarray, cloud: Cloud) -> np.ndarray:
     return weights
 
 
-def _shares(points: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """The share of draws that are nearest to each point."""
+def _shares(points: np.ndarray, draws: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The share of draws with weights that are nearest to each point."""
     square = np.sum(points**2, axis=1) - 2.0 * draws @ points.T
-    return np.bincount(np.argmin(square, axis=1), minlength=len(points)) / len(draws)
+    return np.bincount(np.argmin(square, axis=1), weights, minlength=len(points))

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.special import gammaln, logsumexp
 
-from .emulator import Emulator, log_beta
+from .emulator import Emulator, log_axes
 
 _POINTS_PER_DRAW = 4
 _NUM_MOVES = 12
@@ -57,7 +57,7 @@ def draw_cloud(
     generator: np.random.Generator,
     num_draws: int = 1024,
     *,
-    reach: float = math.inf,
+    reach: float | np.ndarray = math.inf,
 ) -> Cloud:
     """Importance sampling from the axes of an emulator, flattened, and random walks from where it ends.
 
@@ -66,7 +66,7 @@ def draw_cloud(
         Student t with their moments, which knows how axes depend on each other.
     :param generator: of all draws.
     :param int num_draws: how many draws; there are four times as many points.
-    :param float reach: how far beyond the points where the density is known there is any, along each axis.
+    :param reach: how far beyond the points where the density is known there is any, along each axis.
     """
     low, high = emulator.points.min(axis=0) - reach, emulator.points.max(axis=0) + reach
     size, number = emulator.points.shape[1], _POINTS_PER_DRAW * num_draws
@@ -75,8 +75,9 @@ def draw_cloud(
     points, logs = _draw_axes(tables, number, generator), []
     if before is not None:
         normal = before.mean(axis=0), np.linalg.cholesky(_covariance(before))
-        points = np.concatenate([points, _draw_student(*normal, number, generator)])
-        logs = [_student_density(points, *normal)]
+        freedom = _freedom(emulator)
+        points = np.concatenate([points, _draw_student(*normal, freedom, number, generator)])
+        logs = [_student_density(points, *normal, freedom)]
     logs.append(_axes_density(tables, points))
     log_proposal = np.asarray(logsumexp(np.stack(logs), axis=0)) - math.log(len(logs))
     is_beyond = np.any((points < low) | (points > high), axis=1)
@@ -97,22 +98,37 @@ def draw_cloud(
     return Cloud(points, weights, point_heights, draws, total - math.log(len(weights)), error)
 
 
-def spread_out(cloud: Cloud, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def spread_out(
+    cloud: Cloud, number: int, generator: np.random.Generator, *, is_heavy: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Points of a cloud that are spread evenly over its density, flattened so that its tails have some.
 
     :param Cloud cloud: of the density.
     :param int number: of points, or a few less where some are drawn twice.
     :param generator: of the places.
+    :param bool is_heavy: whether the density is lifted by squared distances, as heavy tails have most of a variance.
     :return: indices, and the log of what the emulated density at each is to be divided by, up to a constant.
     """
     heights = cloud.heights
     flattening = _FLATTENING / math.sqrt(cloud.points.shape[1])
     with np.errstate(divide="ignore"):  # of points without weight
-        log_flat = np.log(cloud.weights) - flattening * heights
+        lift = tail_lift(cloud.points, cloud.points, cloud.weights) if is_heavy else -flattening * heights
+        log_flat = np.log(cloud.weights) + lift
     flat = np.exp(log_flat - np.max(log_flat))
     order = _in_cells(cloud.points)
     chosen = np.unique(order[systematic(flat[order], number, generator.random(number))])
-    return chosen, (1.0 - flattening) * heights[chosen]
+    return chosen, (heights + lift)[chosen]
+
+
+def tail_lift(points: np.ndarray, draws: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Logarithm of one more than squared distances from the mean of draws, in variances, as a mean over coordinates.
+
+    :param points: shape ``(n, k)``.
+    :param draws: shape ``(m, k)``.
+    :param weights: of the draws, shape ``(m,)``, summing to one.
+    """
+    mean = weights @ draws
+    return np.log1p(np.mean(np.square(points - mean) / (weights @ np.square(draws - mean)), axis=1))
 
 
 def _in_cells(points: np.ndarray) -> np.ndarray:
@@ -138,7 +154,7 @@ def _covariance(points: np.ndarray) -> np.ndarray:
 def _tables(tails: np.ndarray) -> np.ndarray:
     """Masses of the cells of each axis, shape ``(cells, k)``."""
     middles = 0.5 * (_GRID[1:] + _GRID[:-1])[:, None]
-    log_masses = log_beta(middles, tails) / _TEMPERATURE + np.log(np.diff(_GRID))[:, None]
+    log_masses = log_axes(middles, tails) / _TEMPERATURE + np.log(np.diff(_GRID))[:, None]
     masses = np.exp(log_masses - log_masses.max(axis=0)) + 1e-300
     return masses / masses.sum(axis=0)
 
@@ -158,19 +174,21 @@ def _axes_density(tables: np.ndarray, points: np.ndarray) -> np.ndarray:
     return np.sum(log_heights[cells, np.arange(points.shape[1])], axis=1)
 
 
-def _draw_student(mean: np.ndarray, root: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
-    freedom = _freedom(len(mean))
+def _draw_student(
+    mean: np.ndarray, root: np.ndarray, freedom: float, number: int, generator: np.random.Generator
+) -> np.ndarray:
     shrink = np.sqrt(freedom / generator.chisquare(freedom, (number, 1)))
     return mean + _WIDENING * (generator.standard_normal((number, len(mean))) * shrink) @ root.T
 
 
-def _student_density(points: np.ndarray, mean: np.ndarray, root: np.ndarray) -> np.ndarray:
-    size, freedom = len(mean), _freedom(len(mean))
+def _student_density(points: np.ndarray, mean: np.ndarray, root: np.ndarray, freedom: float) -> np.ndarray:
+    size = len(mean)
     scaled = solve_triangular(_WIDENING * root, (points - mean).T, lower=True)
     constant = gammaln(0.5 * (freedom + size)) - gammaln(0.5 * freedom) - 0.5 * size * math.log(freedom * math.pi)
     constant -= np.sum(np.log(_WIDENING * np.diagonal(root)))
     return constant - 0.5 * (freedom + size) * np.log1p(np.sum(scaled**2, axis=0) / freedom)
 
 
-def _freedom(size: int) -> float:
-    return 5.0 + 3.0 * size
+def _freedom(emulator: Emulator) -> float:
+    size = emulator.points.shape[1]
+    return 5.0 + 3.0 * size if emulator.joint == 0.0 else (1.0 / emulator.joint - size) / _TEMPERATURE

@@ -1,0 +1,139 @@
+"""What lies far from the mode of the hyperparameters, where a design has few points or none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ...hyper.density.adaptive import Followed
+from ...hyper.density.design import Design, stretch
+from ...hyper.density.skewed_normal import SkewedNormal
+from ...hyper.density.tails import FarLook
+from ..fitting.point_fit import PointFit
+
+_ENOUGH_FOR_ANOTHER = 0.1
+"""Share of a variance from which on another look is taken."""
+_OUTER, _WIDTH_OF_OUTER = 2.4, 0.9
+"""Deviations, in the coordinates of a design, at which it is looked at among its outermost points, which are few, and
+the range for which such a look stands."""
+
+FitsAt = Callable[[np.ndarray], PointFit]
+"""Fits at points of shape ``(n, k)``."""
+
+
+def missed_by_points(
+    fits_at: FitsAt, mode: float, followed: Followed, far: PointFit, fits: PointFit
+) -> dict[str, float]:
+    """Shares of variances that points miss that follow a density; see :func:`missed_by_design`.
+
+    :param FitsAt fits_at: brief fits.
+    :param float mode: log density at the mode.
+    :param Followed followed: the points.
+    :param PointFit far: fits of the last look at the density.
+    :param PointFit fits: those at the points.
+    """
+    densities = followed.seen.missed / followed.seen.look.volumes
+    return _missed(fits_at, mode, followed.seen.look, densities, far, fits, followed.weights)
+
+
+def missed_by_design(
+    fits_at: FitsAt,
+    mode: float,
+    turn: np.ndarray,
+    points: np.ndarray,
+    log_integral: float,
+    fits: PointFit,
+    weights: np.ndarray,
+) -> dict[str, float]:
+    """Largest share of a variance of each site that lies beyond the points of a design.
+
+    Cost: brief fits, three for each coordinate, and as many again where there is much.
+
+    :param FitsAt fits_at: brief fits.
+    :param float mode: log density at the mode.
+    :param turn: from points of the design to coordinates of which each is close to one hyperparameter, orthogonal,
+        shape ``(k, k)``.
+    :param points: shape ``(n, k)``.
+    :param float log_integral: of the density over that at the mode.
+    :param PointFit fits: those at the points.
+    :param weights: masses of the points, shape ``(n,)``.
+    :return: by name.
+    """
+    turned = points @ turn
+    mean = weights @ turned
+    covariance = (turned - mean).T @ ((turned - mean) * weights[:, None])
+    box = turned.min(axis=0), turned.max(axis=0)
+    look = FarLook.around(mean, covariance, log_integral, box, np.random.default_rng(0))
+
+    def fits_at_turned(at: np.ndarray) -> PointFit:
+        return fits_at(at @ turn.T)
+
+    far = fits_at_turned(look.points)
+    return _missed(fits_at_turned, mode, look, _over_mode(far, mode), far, fits, weights)
+
+
+def missed_among_outermost(
+    fits_at: FitsAt, mode: float, design: SkewedNormal | np.ndarray, fits: PointFit, weights: np.ndarray
+) -> dict[str, float]:
+    """Largest share of a variance of each site by which the density is above that of a design among its outermost
+    points, as on a shoulder; arguments as in :func:`missed_by_design`.
+
+    :param design: the density that it was made for, or by how much the log density falls on both sides of each axis;
+        see :func:`~numpyro_ext.infer.hyper.density.design.stretch`.
+    """
+    size = len(design.shift) if isinstance(design, SkewedNormal) else design.shape[1]
+    axes = _OUTER * np.concatenate([np.zeros((1, size)), np.eye(size), -np.eye(size)])
+    plain = Design(axes, 0.5 * np.sum(np.square(axes), axis=1))
+    own = design.design(axes) if isinstance(design, SkewedNormal) else stretch(plain, design)
+    there = fits_at(own.points[1:])
+    # in coordinates in which the design is normal
+    lift = np.exp(own.log_volumes[1:] - own.log_volumes[0] - 0.5 * _OUTER**2)
+    densities = np.maximum(_over_mode(there, mode) * lift - math.exp(-0.5 * _OUTER**2), 0.0)
+    masses = _WIDTH_OF_OUTER / math.sqrt(2.0 * math.pi) * densities
+    missed = {}
+    for name, (rest, variance) in _spreads(there, fits, weights).items():
+        gain = np.max(masses[:, None] * np.square(rest), axis=0)
+        missed[name] = float(np.max(gain[variance > 0.0] / variance[variance > 0.0], initial=0.0))
+    return missed
+
+
+def _missed(
+    fits_at: FitsAt,
+    mode: float,
+    look: FarLook,
+    densities: np.ndarray,
+    far: PointFit,
+    fits: PointFit,
+    weights: np.ndarray,
+) -> dict[str, float]:
+    """Shares of variances by a look, and by another one further out where these are large: tails that are not heavy
+    fall faster from one to the other, so that less lies beyond."""
+
+    def shares(look: FarLook, densities: np.ndarray, far: PointFit) -> dict[str, np.ndarray]:
+        spreads = _spreads(far, fits, weights)
+        return {name: look.shares(look.volumes * densities, *spread) for name, spread in spreads.items()}
+
+    found = shares(look, densities, far)
+    if any(np.any(share > _ENOUGH_FOR_ANOTHER) for share in found.values()):
+        further = look.further()
+        there = fits_at(further.points)
+        for name, share in shares(further, _over_mode(there, mode), there).items():
+            found[name] *= look.share_beyond(found[name], share)
+    return {name: float(np.max(share, initial=0.0)) for name, share in found.items()}
+
+
+def _spreads(far: PointFit, fits: PointFit, weights: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Values of each site far out less their means, shape ``(m, v)``, and their variances, ``(v,)``."""
+    out = {}
+    for name in fits.hyper:
+        values, there = (np.asarray(part, float).reshape(len(part), -1) for part in (fits.hyper[name], far.hyper[name]))
+        mean = weights @ values
+        out[name] = there - mean, weights @ np.square(values - mean)
+    return out
+
+
+def _over_mode(fits: PointFit, mode: float) -> np.ndarray:
+    """Densities over that at the mode, one at most."""
+    return np.exp(np.where(np.isfinite(fits.objective), np.minimum(fits.objective - mode, 0.0), -np.inf))

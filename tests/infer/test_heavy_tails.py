@@ -1,0 +1,216 @@
+"""Hyperparameters with heavy tails, against closed forms and quadrature."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.special import logsumexp
+from scipy.stats import halfcauchy, multivariate_t, norm
+from scipy.stats import t as student
+
+from numpyro_ext.infer import EP
+from numpyro_ext.infer.hyper.density.adaptive import follow
+from numpyro_ext.infer.hyper.density.emulator import emulate
+from numpyro_ext.infer.hyper.density.tails import LARGEST_MISSED, FarLook
+
+from ..tiers import thorough
+
+KEY = jax.random.key(0)
+
+
+def joint(freedom):
+    """Log density of a multivariate Student t with unit curvature at its mode, and its standard deviation."""
+
+    def log_density(z):
+        power = freedom + z.shape[1]
+        return -0.5 * power * np.log1p(np.sum(z**2, axis=1) / power)
+
+    return log_density, lambda size: math.sqrt((freedom + size) / (freedom - 2.0))
+
+
+def apart(freedom):
+    """The same of independent Student t variables."""
+    one, sd = joint(freedom)
+    return lambda z: sum(one(column[:, None]) for column in z.T), lambda size: sd(1)
+
+
+def moments(found):
+    weights, points = found.cloud.weights, found.cloud.points
+    mean = weights @ points
+    return mean, np.sqrt(weights @ (points - mean) ** 2)
+
+
+@pytest.mark.parametrize("kind", [joint, apart])
+@pytest.mark.parametrize("size", [1, 3, *thorough(2, 4, 6)])
+def test_tails_that_fall_as_powers_are_followed(kind, size):
+    """With three degrees of freedom, standard deviations would be 0.6 to 0.9 of the truth without points far out."""
+    log_density, sd = kind(3.0)
+    found = follow(log_density, size)
+    mean, own = moments(found)
+    np.testing.assert_allclose(own / sd(size), 1.0, atol=0.13)
+    np.testing.assert_allclose(mean / sd(size), 0.0, atol=0.1)
+    np.testing.assert_allclose(np.sqrt(found.spread_weights @ found.spread**2) / sd(size), 1.0, atol=0.15)
+    np.testing.assert_allclose(np.sqrt(found.weights @ found.points**2) / sd(size), 1.0, atol=0.25)
+    assert np.max(found.seen.missed, initial=0.0) < 0.3
+
+
+def test_tails_that_are_heavy_on_one_side_are_followed():
+    """A Student t above the mode, and a normal density below, by quadrature."""
+    above, _ = joint(3.0)
+
+    def log_density(z):
+        return np.sum(np.where(z > 0.0, above(z.reshape(-1, 1)).reshape(z.shape), -0.5 * z**2), axis=1)
+
+    grid = 0.05 * np.sinh(np.linspace(-12.0, 12.0, 20_001))
+    weights = np.exp(log_density(grid[:, None])) * np.gradient(grid)
+    weights /= weights.sum()
+    exact = math.sqrt(weights @ grid**2 - (weights @ grid) ** 2)
+    np.testing.assert_allclose(moments(follow(log_density, 2))[1] / exact, 1.0, atol=0.13)
+
+
+def test_nothing_more_is_evaluated_where_tails_are_light():
+    numbers = []
+
+    def log_density(z):
+        numbers.append(len(z))
+        return -0.5 * np.sum(z**2, axis=1)
+
+    found = follow(log_density, 4)
+    assert numbers[-2] == 8 + 4 and found.seen.share < LARGEST_MISSED  # the look, and then the last points
+    assert sum(numbers) < 190
+
+
+@pytest.mark.parametrize("kind", [joint, apart])
+def test_tails_without_a_variance_are_told(kind):
+    found = follow(kind(1.5)[0], 2)
+    shares = found.seen.look.shares(found.seen.missed, found.seen.look.points, moments(found)[1] ** 2)
+    assert np.max(shares) > 0.3
+
+
+@pytest.mark.parametrize("freedom", [3.0, 5.0])
+def test_a_look_tells_how_much_lies_beyond(freedom):
+    """Beyond a distance on an axis, by quadrature of the tail of a Student t, of whose power the look knows nothing."""
+    log_density, sd = joint(freedom)
+    edge = np.array([3.0])
+    log_integral = -math.log(student.pdf(0.0, freedom) / math.sqrt((freedom + 1.0) / freedom))
+    look = FarLook.around(np.zeros(1), np.eye(1) * sd(1) ** 2, log_integral, (-edge, edge), np.random.default_rng(0))
+    distance, rest = look.points[0, 0], look.points
+    share = look.shares(look.volumes * np.exp(log_density(look.points)), rest, np.array([sd(1) ** 2]))
+    further = look.further()
+    share *= look.share_beyond(
+        share,
+        further.shares(further.volumes * np.exp(log_density(further.points)), further.points, sd(1) ** 2 * np.ones(1)),
+    )
+    grid = np.geomspace(distance, 1e6, 200_001)
+    masses = np.exp(log_density(grid[:, None]) - log_integral) * grid**2
+    exact = 2.0 * np.sum(0.5 * (masses[1:] + masses[:-1]) * np.diff(grid)) / sd(1) ** 2
+    assert distance == pytest.approx(max(4.5, 1.0 + 3.0 / sd(1)) * sd(1))
+    assert 0.7 < share[0] / exact < 1.4
+
+
+def test_an_emulator_knows_tails_of_students():
+    for kind, is_joint in ((joint, True), (apart, False)):
+        log_density = kind(3.0)[0]
+        points = np.random.default_rng(0).standard_t(2.0, (120, 3)) * 1.5
+        found = emulate(points, log_density(points), is_heavy=True)
+        assert found.is_heavy and (found.joint > 0.0) == is_joint
+        new = np.random.default_rng(1).standard_t(3.0, (50, 3)) * 2.0
+        np.testing.assert_allclose(found.log_density(new), log_density(new), atol=0.3)
+
+
+def little_is_known(size, prior):
+    """Coefficients outside the field, whose prior has heavy tails and of which few data tell little."""
+
+    def model(x, y):
+        b = numpyro.sample("b", prior(size))
+        f = numpyro.sample("f", dist.Normal(0, 1).expand([len(y)]))
+        numpyro.sample("y", dist.Normal(f + 0.5 * jnp.tanh(x @ b), 1.0), obs=y)
+
+    return model
+
+
+PRIORS = {
+    "joint": (lambda k: dist.MultivariateStudentT(3.0, jnp.zeros(k), jnp.eye(k)), multivariate_t),
+    "apart": (lambda k: dist.StudentT(3.0, 0, 1).expand([k]).to_event(1), student),
+}
+
+
+def quadrature(x, y, prior):
+    """Log evidence, means and standard deviations of the coefficients on a grid that is wide in the tails."""
+    size = x.shape[1]
+    axis = 0.2 * np.sinh(np.linspace(-9.5, 9.5, 4001 if size == 1 else 401))
+    width = np.gradient(axis)
+    points = np.array(list(itertools.product(axis, repeat=size)))
+    widths = np.array(list(itertools.product(width, repeat=size))).prod(axis=1)
+    if prior is student:
+        log_prior = student.logpdf(points, 3.0).sum(axis=1)
+    else:
+        log_prior = multivariate_t.logpdf(points, np.zeros(size), np.eye(size), 3.0)
+    rest = y[:, None] - 0.5 * np.tanh(x @ points.T)
+    log_masses = log_prior + norm.logpdf(rest, scale=math.sqrt(2.0)).sum(axis=0) + np.log(widths)
+    evidence = logsumexp(log_masses)
+    weights = np.exp(log_masses - evidence)
+    mean = weights @ points
+    return evidence, mean, np.sqrt(weights @ (points - mean) ** 2)
+
+
+def few_data(size):
+    rng = np.random.default_rng(3)
+    return rng.normal(size=(12 * size, size)) * 0.1, rng.normal(size=12 * size)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("size", [1, 2])
+def test_heavy_priors_of_coefficients_outside_the_field(size, prior):
+    x, y = few_data(size)
+    evidence, mean, sd = quadrature(x, y, PRIORS[prior][1])
+    engine = EP(little_is_known(size, PRIORS[prior][0]), field=["f"], progress_bar=False, num_samples=4000)
+    engine.run(KEY, x, y)
+    assert engine.diagnostics.converged and engine.diagnostics.messages == ()
+    assert abs(engine.log_evidence - evidence) < 0.05
+    site, draws = engine.hyper["b"], engine.get_samples()["b"]
+    np.testing.assert_allclose((np.asarray(site.mean) - mean) / sd, 0.0, atol=0.1)
+    np.testing.assert_allclose(np.asarray(site.sd) / sd, 1.0, atol=0.12)
+    np.testing.assert_allclose(draws.std(axis=0) / sd, 1.0, atol=0.15)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize(("size", "integrate"), [(1, "ccd"), (2, "grid"), (2, "normal"), (3, "ccd"), (6, "normal")])
+def test_designs_that_miss_heavy_tails_say_so(size, integrate, prior):
+    x, y = few_data(size)
+    with pytest.warns(UserWarning, match="goes on far from its mode.*'b' .* times as large.*integrate='adaptive'"):
+        model = little_is_known(size, PRIORS[prior][0])
+        engine = EP(model, field=["f"], progress_bar=False, integrate=integrate)
+        engine.run(KEY, x, y)
+    assert not engine.diagnostics.converged
+    assert np.all(np.asarray(engine.hyper["b"].sd) < 0.9 * math.sqrt(3.0))  # of the prior, which is nearly left alone
+
+
+@pytest.mark.thorough
+def test_a_scale_of_few_groups_under_a_heavy_prior():
+    """Of three groups and a half-Cauchy prior the scale has the tail of a Student t with three degrees of freedom."""
+
+    def groups(y):
+        tau = numpyro.sample("tau", dist.HalfCauchy(1.0))
+        effect = numpyro.sample("effect", dist.Normal(0, tau).expand([len(y)]))
+        numpyro.sample("y", dist.Normal(effect, 0.5), obs=y)
+
+    y = np.array([1.0, -1.5, 2.0])
+    grid = np.linspace(-12.0, 14.0, 6001)
+    log_density = norm.logpdf(y[:, None], scale=np.hypot(np.exp(grid), 0.5)).sum(axis=0)
+    log_density += halfcauchy.logpdf(np.exp(grid)) + grid
+    weights = np.exp(log_density - logsumexp(log_density))
+    mean = weights @ np.exp(grid)
+    sd = np.sqrt(weights @ (np.exp(grid) - mean) ** 2)
+    engine = EP(groups, progress_bar=False)
+    engine.run(KEY, y)
+    assert engine.diagnostics.converged and engine.diagnostics.messages == ()
+    assert abs(float(engine.hyper["tau"].mean) - mean) < 0.1 * sd
+    assert abs(float(engine.hyper["tau"].sd) / sd - 1.0) < 0.1
