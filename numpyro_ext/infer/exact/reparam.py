@@ -18,6 +18,7 @@ from numpyro import handlers
 from numpyro.distributions.transforms import Transform
 from numpyro.infer.reparam import Reparam
 
+from ...linalg.gaussian.normal_density import normal_log_density
 from ...linalg.library_calls import most_together
 from ..front.engine import AnyEngine, BaseEngine
 from ..front.options import check_kind
@@ -220,7 +221,7 @@ class _Known(Reparam):
                 "on this model."
             )
         self.is_used = True
-        numpyro.factor(f"_{name}_log_prob", fn.log_prob(self.value))
+        numpyro.factor(f"_{name}_log_prob", _log_prob(fn, self.value))
         return None, self.value
 
     def _is_given(self, obs: Array) -> bool:
@@ -228,6 +229,14 @@ class _Known(Reparam):
         if isinstance(obs, jax.core.Tracer) or isinstance(self.value, jax.core.Tracer):
             return True  # a chain begins with numbers
         return np.array_equal(obs, self.value, equal_nan=True)
+
+
+def _log_prob(fn: dist.Distribution, value: Array) -> Array:
+    """Log density of a site; that of a normal vector with a covariance has derivatives in closed form."""
+    if type(fn) is dist.MultivariateNormal and fn.batch_shape == () and "covariance_matrix" in vars(fn):
+        return normal_log_density(fn.covariance_matrix, value - fn.loc, fn.scale_tril)
+    found: Array = fn.log_prob(value)
+    return found
 
 
 def _are_equal(transform: Transform, other: Transform) -> bool:
