@@ -109,7 +109,7 @@ def follow(
     >>> bool(np.all(np.abs(found.weights @ found.points**2 - 1.0) < 0.03))
     True
     """
-    generator = np.random.default_rng(0)
+    generator, of_looks = np.random.default_rng(0), np.random.default_rng(1)  # looks change no draws
     steps = PROBE * np.eye(size)
     points = np.concatenate([np.zeros((1, size)), steps, -steps])
     values = evaluate(points)
@@ -137,7 +137,7 @@ def follow(
         return (look or evaluate)(at) - origin
 
     log_integral = cloud.log_integral + _log_mean(log_ratios[: len(plain)])
-    seen = look_beyond(brief_heights_at, emulator, cloud, generator, is_lacking=True, log_integral=log_integral)
+    seen = look_beyond(brief_heights_at, emulator, cloud, of_looks, is_lacking=True, log_integral=log_integral)
     known, goes_on, is_heavy = Known(points, values - origin), seen.share > LARGEST_MISSED, False
     if goes_on:
         inner, all_known = known, known.plus(seen.look.points, seen.heights)
@@ -155,7 +155,7 @@ def follow(
     emulator = emulate(*known.plus(spread, found), is_heavy=is_heavy)
     cloud = draw_cloud(emulator, earlier.draws, generator, reach=_REACH)
     if goes_on:
-        seen = look_beyond(brief_heights_at, emulator, cloud, generator, reach=_REACH)
+        seen = look_beyond(brief_heights_at, emulator, cloud, of_looks, reach=_REACH)
     share = max(effective_share(log_ratios), 1e-12)
     error = math.hypot(cloud.error, math.sqrt((1.0 / share - 1.0) / len(spread)))
     inside = np.flatnonzero(np.isfinite(values))
