@@ -64,8 +64,7 @@ class Engine(GaussianAnswers):
     :param int num_steps: steps of one fit of the field at most.
     :param float tol: largest change in a step at which the field has converged; by default ``1e-8`` in float64 and
         ``1e-4`` in float32.
-    :param int num_restarts: further searches for hyperparameters, from normal perturbations of where the first one
-        starts; the best is kept.
+    :param int num_restarts: further searches for hyperparameters, from perturbed starts; the best is kept.
     :param float hyper_tol: the search ends when no derivative of log evidence plus log prior with respect to an
         unconstrained hyperparameter exceeds this.
     :param int max_hyper_steps: steps of the search at most.
@@ -73,31 +72,26 @@ class Engine(GaussianAnswers):
         marginals and predictions. Otherwise these are integrated over them, by fits of the field at points around the
         mode of their posterior density in the unconstrained space:
 
-        - ``"auto"``: a grid for one or two, or adaptive points if a fifth of a variance lies beyond it; adaptive points
-          for three to twenty, else their normal approximation; at the mode, with a warning, where the density has no
-          curvature to place points by;
-        - ``"grid"``: a lattice in the eigenbasis of the curvature (about 7 and 25 points for one and two
-          hyperparameters; at most four), exact to two or three digits;
+        - ``"auto"``: a grid for one or two, adaptive points if a fifth of a variance lies beyond it and for three to
+          twenty, else a normal approximation; at the mode, with a warning, where the density has no curvature;
+        - ``"grid"``: a lattice in the eigenbasis of the curvature (7 and 25 points for one and two, at most for four),
+          exact to two or three digits;
         - ``"adaptive"``: some 60 points that follow the shape of the density, by an emulator of it, and 128 more by
-          which that is judged and from which draws are made. The log evidence has a standard error; where the density
-          could not be followed the run has not converged. Where tails are heavy, points go further and further out as
-          long as there is mass: of Student t densities with three degrees of freedom in one to six dimensions standard
-          deviations were 0.9 to 1.0 of the truth; what has no variance is told. On five models with 3 to 19 skewed
-          hyperparameters, fitted by EP and VariationalGaussian, their standard deviations were within 15 % of those of
-          long chains, and means within 0.21 of these;
+          which that is judged and from which draws are made, and further out as long as there is mass. The log evidence
+          has a standard error; where the density could not be followed the run has not converged. Standard deviations
+          were within 15 % of those of long chains on five models with 3 to 19 skewed hyperparameters (means within
+          0.21 of these), and 0.9 to 1.0 of the truth of Student t densities with three degrees of freedom;
         - ``"ccd"``: a central composite design (up to six; 15 to 45 points), which costs least, exact where the log
           density is quadratic on each side of the mode; elsewhere it leaves errors of hundredths in the log evidence
           and in the moments of the field (in standard deviations), and of a tenth or more in the standard deviations
-          of skewed hyperparameters. Draws have weights by the density itself, and other moments then: of a scale of
-          eight groups with three counts each their mean was up to a third of a standard deviation from ``hyper``;
-        - ``"normal"``: 64 points of a nearly normal density, for any number of them. Up to 128 of them have its
-          skewness, from gradients at two points on each axis, and a location and width of each axis, from gradients
-          at 64 to 128 points. Where the density is another one a warning says so and the run has not converged.
+          of skewed hyperparameters. Draws have weights by the density itself, and other moments then: their mean was
+          up to a third of a standard deviation from ``hyper`` for a scale of eight groups of three counts;
+        - ``"normal"``: 64 points of a nearly normal density, for any number. Up to 128 have its skewness (gradients at
+          two points on each axis) and a location and width of each axis (gradients at 64 to 128 points).
+          Where the density is another one a warning says so and the run has not converged.
 
-        With up to 5,000 rows and 20 hyperparameters all designs look beyond their points, on each axis and in a few
-        directions, and say where a standard deviation would be a seventh larger with what lies there: the run has then
-        not converged.
-
+        With up to 5,000 rows and 20 hyperparameters all designs look beyond their points: where a standard deviation
+        would be a seventh larger with what lies there, or is infinite, a warning says so and the run has not converged.
         ``param`` sites, which have no prior, and given values stay what they are.
     :param options: those of every engine, see :class:`~numpyro_ext.infer.front.engine.BaseEngine`: ``field``,
         ``hyper_values``, ``init_values``, ``num_samples`` and ``progress_bar``.

@@ -1,4 +1,4 @@
-"""What lies far from the mode of the hyperparameters, where a design has few points or none."""
+"""Mass far from the mode of the hyperparameters, where a design has few points or none."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _OUTSIDE, _MORE_OUTSIDE = 1.05, 4
 """Factors of the distance to the edge of a box, and of the number of directions."""
 _MOST_ROUNDS = 5
 _BEYOND = 0.5
-"""How far beyond the points new ones may lie, in their range."""
+"""Distance of new points beyond the known ones, in the range of these."""
 _LARGEST_STEP = 0.7
 """Logarithm of the factor by which looks in all directions are nearer or further, at random."""
 
@@ -40,10 +40,10 @@ class FarLook(NamedTuple):
     points: np.ndarray
     """Shape ``(m, k)``."""
     volumes: np.ndarray
-    """What the density at each point, over that at the origin, is to be multiplied by for the share of all mass that
-    lies beyond, shape ``(m,)``."""
+    """Volume that each point stands for: times its density, over that at the origin, the share of all mass that lies
+    beyond, shape ``(m,)``."""
     mean: np.ndarray
-    """From which the points are far, shape ``(k,)``."""
+    """Center of what is known, shape ``(k,)``."""
 
     @classmethod
     def around(
@@ -96,7 +96,7 @@ class FarLook(NamedTuple):
         return cls(mean + np.concatenate([axes, radius[:, None] * steps]), np.concatenate([beyond, shells]), mean)
 
     def shares(self, masses: np.ndarray, rest: np.ndarray, variance: np.ndarray) -> np.ndarray:
-        """What variances change by masses at the points, over the variances: by those on the axes, or by those in all
+        """Change of variances by masses at the points, over the variances: by those on the axes, or by those in all
         directions, whichever is more.
 
         :param masses: shape ``(m,)``; negative where less lies there than was thought.
@@ -244,5 +244,5 @@ def go_outwards(
 
 
 def reach_of(known: Known) -> np.ndarray:
-    """How far beyond known points the density of heavy tails is drawn from, shape ``(k,)``."""
+    """Distance beyond known points up to which the density of heavy tails is drawn from, shape ``(k,)``."""
     return _BEYOND * np.ptp(known.points, axis=0)
