@@ -328,7 +328,6 @@ class BilinearVG(BilinearAnswers):
         kwargs: Mapping[str, object],
         *,
         check: bool = True,
-        with_common: bool = True,
         **options: object,
     ) -> BilinearReading:
         return read_bilinear(
@@ -337,7 +336,7 @@ class BilinearVG(BilinearAnswers):
             kwargs,
             unlisted_cells=self.unlisted_cells,
             by_component=named_by_component(self.covariance),
-            takes_common=partial(has_closed_rule, bound=self.bound) if with_common and self._may_be_closed else None,
+            takes_common=partial(has_closed_rule, bound=self.bound) if self._may_be_closed else None,
             given=tuple(self.hyper_values or {}),
             takes_pairs=self._may_be_closed,
             field=self.field,

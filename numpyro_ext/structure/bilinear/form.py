@@ -177,6 +177,24 @@ class Bilinear(NamedTuple):
         """True if the product is a sum of products of single components."""
         return self.coupling.ndim == 2
 
+    def transposed(self) -> Bilinear:
+        """The same model with rows and columns exchanged."""
+        background = self.background
+        if background is not None and background.selection is not None:
+            background = background._replace(selection=Selection(*background.selection[::-1]))
+        return self._replace(
+            rows=self.columns,
+            columns=self.rows,
+            row_index=self.column_index,
+            column_index=self.row_index,
+            coupling=self.coupling if self.is_paired else self.coupling.swapaxes(-1, -2),
+            row_linear=self.column_linear,
+            column_linear=self.row_linear,
+            row_order=self.column_order,
+            column_order=self.row_order,
+            background=background,
+        )
+
     def predictor(self, u: Array, v: Array, z: Array | None = None) -> Array:
         """:math:`\\eta` of all cells at vectors ``u`` and ``v``, each of shape ``(num, size)``.
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ....compilation.pytree import PyTree
 from ....compilation.store import shared as made_once
+from ..algorithms.quadratic import Options, visit_closed
 from ..algorithms.schedules.devices import AXIS
-from ..algorithms.schedules.visits import Prepared, SharedVectors, Visited, visit_batch
+from ..algorithms.schedules.methods import Prepared
+from ..algorithms.schedules.visits import SharedVectors, Visited, visit_batch
 
 _BY_PART: Any = PartitionSpec(AXIS)
 _EVERYWHERE: Any = PartitionSpec()
-_VISITED: Any = Visited(_BY_PART, _BY_PART, _EVERYWHERE, _EVERYWHERE, _EVERYWHERE)
+_VISITED: Any = Visited(_BY_PART, *(_EVERYWHERE for _ in Visited._fields[1:]))
 
 
 class BatchDevices:
@@ -34,19 +38,21 @@ class BatchDevices:
         self._programs = made_once(_Programs, self.all)
 
     def visit(
-        self, prepared: Prepared, visited: Visited, shared: SharedVectors, moves_shared: bool
+        self, prepared: Prepared, visited: Visited, shared: SharedVectors, moves_shared: bool, closed: Options | None
     ) -> tuple[Visited, SharedVectors]:
         """See :func:`~numpyro_ext.infer.bilinear.algorithms.schedules.visits.visit_batch`.
 
         :param Prepared prepared: on the host, with a leading axis for the devices of this process.
         :param Visited visited: on the host; its own vectors have such an axis.
+        :param Options closed: of closed updates, where these take the place of steps.
         :return: the outcome on the host, and the shared vectors, which stay on the devices.
         """
-        own, own_step = self._put((visited.own, visited.own_step))
         # All are put, as arrays of the host have another type than those that are on the devices, and another program.
-        rest = visited.precision, visited.shift, visited.objective, np.asarray(moves_shared)
-        (*factor, moves), shared = jax.tree.map(self._spread, (rest, shared))
-        visited, shared = self._programs.visit(self._put(prepared), Visited(own, own_step, *factor), shared, moves)
+        nothing: Any = ()
+        own, factor = self._put(visited.own), visited._replace(own=nothing)
+        factor, moves, shared = jax.tree.map(self._spread, (factor, np.asarray(moves_shared), shared))
+        program = made_once(_Visits, self.all, closed).program
+        visited, shared = program(self._put(prepared), factor._replace(own=own), shared, moves)
         return jax.tree.map(self._get, visited), shared
 
     def of_all_processes(self, own: np.ndarray) -> np.ndarray:
@@ -88,18 +94,31 @@ class _Programs:
 
     def __init__(self, devices: tuple[jax.Device, ...]) -> None:
         self.mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
-        specs = (_BY_PART, _VISITED, _EVERYWHERE, _EVERYWHERE), (_VISITED, _EVERYWHERE)
-        on_devices = jax.shard_map(_visit_part, mesh=self.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
-        self.visit = jax.jit(on_devices)
         self.gather = jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, _EVERYWHERE))
 
 
+class _Visits:
+    """Visits that are compiled for some devices.
+
+    :param devices: in the order of the parts.
+    :param Options closed: of closed updates, where these take the place of steps.
+    """
+
+    def __init__(self, devices: tuple[jax.Device, ...], closed: Options | None) -> None:
+        specs = (_BY_PART, _VISITED, _EVERYWHERE, _EVERYWHERE), (_VISITED, _EVERYWHERE)
+        visit = partial(_visit_part, visit_batch if closed is None else partial(visit_closed, options=closed))
+        mesh = made_once(_Programs, devices).mesh
+        self.program = jax.jit(jax.shard_map(visit, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False))
+
+
 def _visit_part(
-    prepared: Prepared, visited: Visited, shared: SharedVectors, moves_shared: jax.Array
+    visit: Callable[..., tuple[Visited, SharedVectors]],
+    prepared: Prepared,
+    visited: Visited,
+    shared: SharedVectors,
+    moves_shared: Array,
 ) -> tuple[Visited, SharedVectors]:
     """A visit of one device to its part."""
-    prepared, (own, own_step) = jax.tree.map(lambda x: x[0], (prepared, (visited.own, visited.own_step)))
-    visited = visited._replace(own=own, own_step=own_step)
-    visited, shared = visit_batch(prepared, visited, shared, moves_shared, axis_name=AXIS)
-    own, own_step = jax.tree.map(lambda x: x[None], (visited.own, visited.own_step))
-    return visited._replace(own=own, own_step=own_step), shared
+    prepared, own = jax.tree.map(lambda x: x[0], (prepared, visited.own))
+    visited, shared = visit(prepared, visited._replace(own=own), shared, moves_shared, axis_name=AXIS)
+    return visited._replace(own=jax.tree.map(lambda x: x[None], visited.own)), shared

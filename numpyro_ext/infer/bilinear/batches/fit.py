@@ -35,6 +35,11 @@ def fit_batches(
     temporary files, about 100 bytes each, and memory holds those of one batch at a time. An epoch visits all batches;
     the end is an optimum of the objective of :class:`BilinearVG` on all data together, not only near one.
 
+    Where updates of ``engine`` are closed (Normal observations, ``bound="jaakkola"`` or ``"bohning"``) a visit is a
+    sweep over its batch, and one over all data if there is one batch; Gaussian sites that all cells see are shared,
+    too. The exact step along directions in which data are silent is left out, so that more epochs are needed than
+    sweeps where there are such directions.
+
     Hyperparameters are given and not learned: fit some of the batches with ``engine.run`` first, and pass what it
     learned.
 
@@ -62,13 +67,14 @@ def fit_batches(
         ``diagnostics.objective_trace`` has the sums over the visits of each epoch, and at its end the value that
         ``log_evidence`` has.
     :raises ValueError: if there is no batch, hyperparameters are left to learn, ``over`` is no Gaussian site, the
-        shared vectors of batches have other shapes or priors, an objective is not finite, processes disagree, or a
-        checkpoint is of other data.
+        shared vectors of batches have other shapes or priors, an objective is not finite, processes disagree, a
+        checkpoint is of other data, or the engine has options that are not for batches.
     :raises TypeError: if batches are none.
     :raises RuntimeError: if another process failed.
 
-    Cost: per epoch about ten to twenty sweeps over all cells. Memory, beside that of one batch: for each batch its own
-    posterior, and ``size * (size + 1)`` numbers for each shared vector, in every process.
+    Cost: per epoch about ten to twenty sweeps over all cells, or one where updates are closed. Memory, beside that of
+    one batch: for each batch its own posterior, and ``size * (size + 1)`` numbers for each shared vector, in every
+    process.
 
     **Example:**
 

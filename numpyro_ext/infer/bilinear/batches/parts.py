@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ....compilation.pytree import PyTree
 from ....linalg.padding import rounded_up
 from ....structure.bilinear.form import Bilinear, GaussianSide
 from ..algorithms import sweeps as core
-from ..algorithms.cells import Block, Side
+from ..algorithms.cells import Block
+from ..algorithms.quadratic import Options
+from ..algorithms.quadratic import make_views as make_closed_views
 from ..algorithms.schedules.devices import place_rows
-from ..algorithms.schedules.visits import Prepared
+from ..algorithms.schedules.methods import Prepared
 
 
 class Sizes(NamedTuple):
@@ -32,19 +36,17 @@ class Sizes(NamedTuple):
 class DividedBatch:
     """A batch whose own vectors, with all of their cells, are divided between the devices of this process.
 
-    :param Bilinear form: of the batch.
-    :param str own: which side is the batch's own.
-    :param Block own_block: start of these vectors.
+    :param Bilinear form: of the batch, whose own vectors are the rows.
+    :param Block own: start of these vectors.
     :param Block shared: the other side; only its shapes count.
+    :param Options closed: of closed updates, where these take the place of steps.
     :param int num_devices: of this process.
     """
 
-    def __init__(self, form: Bilinear, own: Side, own_block: Block, shared: Block, num_devices: int) -> None:
-        self._own, self._own_block, self._shared = own, own_block, shared
+    def __init__(self, form: Bilinear, own: Block, shared: Block, closed: Options | None, num_devices: int) -> None:
+        self._own, self._shared, self._closed = own, shared, closed
         self._form: Bilinear = jax.tree.map(np.asarray, form)
-        index = self._form.row_index, self._form.column_index
-        self._index = index if own == "rows" else index[::-1]
-        self._places = place_rows(*self._index, own_block.mean.shape[0], num_devices)
+        self._places = place_rows(self._form.row_index, self._form.column_index, own.mean.shape[0], num_devices)
         self._num_devices = num_devices
 
     @property
@@ -72,7 +74,7 @@ class DividedBatch:
         return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[device, place]), own)
 
     def _part(self, device: int, sizes: Sizes, is_filler: bool) -> tuple[Prepared, Block]:
-        form, places, own = self._form, self._places, self._own
+        form, places = self._form, self._places
         cells = _extended(places.cells[device], sizes.num_cells)
         is_cell = np.arange(sizes.num_cells) < (0 if is_filler else places.is_cell[device].sum())
         vectors = _extended(places.source.reshape(self._num_devices, -1)[device], sizes.num_vectors)
@@ -85,19 +87,24 @@ class DividedBatch:
         names = ("coupling", "row_linear", "column_linear", "offset", "potential")
         taken: dict[str, Any] = {name: jax.tree.map(take, getattr(form, name)) for name in names}
         taken["weight"] = np.where(is_cell, form.weight[cells], 0.0)
-        index = (_extended(x[device], sizes.num_cells) for x in (places.local_row, places.column))
-        for name, found in zip(("row", "column") if own == "rows" else ("column", "row"), index, strict=True):
+        for name, index in (("row", places.local_row), ("column", places.column)):
+            found = _extended(index[device], sizes.num_cells)
             taken |= {f"{name}_index": found, f"{name}_order": np.argsort(found, kind="stable")}
-        side = getattr(form, own)
-        weight = jnp.asarray(is_used, side.mean.dtype)
-        taken[own] = GaussianSide(side.mean[vectors], side.precision[vectors], weight)
+        assert isinstance(form.rows, GaussianSide)  # by BatchRun
+        weight = jnp.asarray(is_used, form.rows.mean.dtype)
+        taken["rows"] = GaussianSide(form.rows.mean[vectors], form.rows.precision[vectors], weight)
+        taken["log_constant"] = form.log_constant * (device == 0 and not is_filler)
         part = jax.tree.map(jnp.asarray, form._replace(**taken))
-        own_block = jax.tree.map(lambda x: np.asarray(x)[vectors], self._own_block)
-        blocks = (own_block, self._shared) if own == "rows" else (self._shared, own_block)
-        views = jax.jit(core.make_views)(part, *blocks)
-        constant = form.log_constant * (device == 0 and not is_filler)
-        both = (views.rows, views.columns) if own == "rows" else (views.columns, views.rows)
-        return Prepared(*both, getattr(part, own), constant), own_block
+        own = jax.tree.map(lambda x: np.asarray(x)[vectors], self._own)
+        prepared = _prepare(part, own, self._shared, jnp.asarray(is_cell), closed=self._closed)
+        return prepared, own
+
+
+@partial(jax.jit, static_argnames="closed")
+def _prepare(form: Bilinear, own: Block, shared: Block, is_cell: Array, *, closed: Options | None) -> Prepared:
+    """Order the cells of a part."""
+    views = core.make_views(form, own, shared) if closed is None else make_closed_views(form, closed, is_cell)
+    return Prepared(core.without_cells(form), views)
 
 
 def _stacked(parts: tuple[PyTree, ...]) -> PyTree:

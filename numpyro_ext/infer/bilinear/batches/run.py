@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,9 @@ from ....structure.model.running.execution import check_key
 from ...front.results import Diagnostics
 from ...front.state import EngineState, data_digest
 from ...hyper.space import UnconstrainedSpace
-from ..algorithms import steps
 from ..algorithms import sweeps as core
-from ..algorithms.cells import Block, Side
+from ..algorithms.cells import Block
+from ..algorithms.quadratic import Options
 from ..algorithms.schedules.visits import SharedVectors, Visited, start_shared, start_visited
 from ..engine import BilinearVG
 from ..run import BilinearRun
@@ -34,6 +34,7 @@ from .parts import BatchStore, DividedBatch, Sizes
 from .processes import Processes, Record
 
 Batch: TypeAlias = tuple[object, ...] | Mapping[str, object]
+_Part = TypeVar("_Part")
 
 
 class Call(NamedTuple):
@@ -52,12 +53,10 @@ class Call(NamedTuple):
         engine = self.engine
         if self.num_epochs < 1:
             raise ValueError(f"num_epochs must be at least 1, got {self.num_epochs}.")
-        is_plain = engine.solver == "natural-gradient" and engine.bound == "exact"
-        if not is_plain or engine.unlisted_cells != "missing":
-            raise ValueError(
-                "Batches are fitted by natural gradients, to the cells that are listed: leave solver, bound and "
-                "unlisted_cells at their defaults."
-            )
+        if engine.solver != "natural-gradient":
+            raise ValueError("Batches are fitted by natural gradients or closed updates: leave solver at its default.")
+        if engine.unlisted_cells != "missing":
+            raise ValueError("Batches are fitted to the cells that are listed: leave unlisted_cells at its default.")
 
 
 class BatchRun:
@@ -107,7 +106,10 @@ class BatchRun:
     _space: UnconstrainedSpace
     _shared: SharedVectors
     _prior: GaussianSide
-    _own: Side
+    _common_prior: GaussianSide | None
+    _is_over_rows: bool
+    _closed: Options | None
+    """Closed updates, where these take the place of steps."""
 
     @property
     def num_batches(self) -> int:
@@ -184,25 +186,28 @@ class BatchRun:
         if number:
             reading = read_like(self._reading, args, kwargs, key)
         else:
-            # What all cells see is given, as any other hyperparameter.
-            reading, self._space, _ = engine._prepare(key, args, kwargs, with_common=False)
+            reading, self._space, _ = engine._prepare(key, args, kwargs)
             self._reading = reading
             self._check_first()
         space = self._space
         programs, given = engine._programs(reading, space), (reading.data, space.fixed)
         form, start = programs.form(*given), programs.init_state(*given, key)
-        is_rows = self._own == "rows"
-        own, shared = (start.rows, start.columns) if is_rows else (start.columns, start.rows)
-        own_prior, prior = (form.rows, form.columns) if is_rows else (form.columns, form.rows)
-        assert isinstance(own, Block) and isinstance(shared, Block)
-        assert isinstance(prior, GaussianSide) and isinstance(own_prior, GaussianSide)
+        form = form if self._is_over_rows else form.transposed()
+        own, shared = self._sides(start.rows, start.columns)
+        prior = form.columns
+        assert isinstance(own, Block) and isinstance(shared, Block) and isinstance(prior, GaussianSide)
+        # The cells of a batch are few of those that a matrix of its vectors would have, and batches are of one kind.
+        closed = programs.closed and programs.closed._replace(kind="tiles")
         if number:
-            self._check_shared(prior)
+            self._check_shared(prior, form.common and form.common.prior)
+            self._check_updates(closed)
         else:
-            self._prior, self._shared = prior, start_shared(self._first_shared(shared), prior)
+            self._prior, self._common_prior = prior, form.common and form.common.prior
+            self._shared = self._first_shared(start)
+            self._closed = closed
         # The shared vectors have random signs, and the own ones follow, however they are divided.
-        own = own._replace(mean=own_prior.mean)
-        self._read_last = reading, DividedBatch(form, self._own, own, shared, len(self._devices.local))
+        own = own._replace(mean=form.rows.mean)
+        self._read_last = reading, DividedBatch(form, own, shared, closed, len(self._devices.local))
         self._digests.append(data_digest(reading.written_data, space.fixed, reading.key))
 
     def _store_batch(self, sizes: Sizes) -> Record:
@@ -228,11 +233,12 @@ class BatchRun:
             "rng_key": jax.random.key_data(call.rng_key).ravel().tolist(),
             "Sites of rows and columns": [list(names) for names in self._reading.sides],
             "covariance of rows and columns": list(families),
+            "Updates": str(self._closed),
             "Number of shared vectors": self._prior.mean.shape[0],
             "Components of a shared vector": self._prior.mean.shape[1],
             "Numbers are": str(self._prior.mean.dtype),
             "Prior of the shared vectors (sums)": _sums((self._prior.mean, self._prior.precision)),
-            "Start of the shared vectors (sums)": _sums(self._shared.block),
+            "Start of the shared vectors (sums)": _sums((self._shared.block, self._shared.common)),
         }
 
     def _check_first(self) -> None:
@@ -251,25 +257,45 @@ class BatchRun:
             raise ValueError(
                 f"over must be a site of one of the sides, {sides[0]} or {sides[1]}; got {self.call.over!r}."
             )
-        self._own = "rows" if self.call.over in sides[0] else "columns"
-
-    def _first_shared(self, start: Block) -> Block:
-        """Start of the shared vectors: at random, or where an earlier fit left them."""
-        if self.call.init_state is None:
-            return start
-        state = self.call.init_state.state
-        found: Block = state.columns if self._own == "rows" else state.rows
-        shapes = [None if x is None else x.shape for x in (*start, *found)]
-        if shapes[:2] != shapes[2:]:
+        self._is_over_rows = self.call.over in sides[0]
+        if self._reading.pair_sites is not None:
             raise ValueError(
-                f"init_state has shared vectors with means and covariances of the shapes {shapes[2:]}; on these "
-                f"batches they have {shapes[:2]}."
+                f"Site '{self._reading.pair_sites.name}' has censored pairs, whose rows share what was censored: fit "
+                "all of them by engine.run."
             )
-        return found
 
-    def _check_shared(self, prior: GaussianSide) -> None:
-        expected, found = (jax.tree.map(np.asarray, (p.mean, p.precision)) for p in (self._prior, prior))
-        names = self._reading.sides[1 if self._own == "rows" else 0]
+    def _sides(self, rows: _Part, columns: _Part) -> tuple[_Part, _Part]:
+        """Own and shared of two parts; or, the other way, those of rows and of columns."""
+        return (rows, columns) if self._is_over_rows else (columns, rows)
+
+    def _first_shared(self, start: core.State) -> SharedVectors:
+        """Start of what is shared: at random, or where an earlier fit left it."""
+
+        def blocks(state: core.State) -> tuple[Block, Block | None]:
+            shared = self._sides(state.rows, state.columns)[1]
+            assert isinstance(shared, Block)
+            return shared, state.common
+
+        block, common = blocks(start)
+        if self.call.init_state is not None:
+            block, common = blocks(self.call.init_state.state)
+            found, expected = (
+                [None if x is None else x.shape for b in parts if b is not None for x in b]
+                for parts in ((block, common), blocks(start))
+            )
+            if found != expected:
+                raise ValueError(
+                    f"init_state has shared vectors with means and covariances of the shapes {found}; on these batches "
+                    f"they have {expected}."
+                )
+        return start_shared(block, self._prior, common, self._common_prior)
+
+    def _check_shared(self, *priors: GaussianSide | None) -> None:
+        expected, found = (
+            [np.asarray(x) for p in both if p is not None for x in (p.mean, p.precision)]
+            for both in ((self._prior, self._common_prior), priors)
+        )
+        names = self._sides(*self._reading.sides)[1]
         what = f"{list(names)} of batch {self.num_batches}, counted from zero,"
         if expected[0].shape != found[0].shape:
             raise ValueError(
@@ -279,11 +305,20 @@ class BatchRun:
         if not all(np.allclose(x, y, equal_nan=True) for x, y in zip(expected, found, strict=True)):
             raise ValueError(f"{what} have another prior than in the first batch: all batches must share it.")
 
+    def _check_updates(self, closed: Options | None) -> None:
+        if closed != self._closed:
+            raise ValueError(
+                f"The coefficients of predictors are the same in all cells of some batches, and not in all of batch "
+                f"{self.num_batches}, counted from zero: leave bound out, or divide the cells otherwise."
+            )
+
     # Visits
 
     def visit(self, number: int, *, moves_shared: bool = True) -> None:
         """Visit a batch of every process."""
-        visited, shared = self._devices.visit(self._store[number], self._visited[number], self._shared, moves_shared)
+        visited, shared = self._devices.visit(
+            self._store[number], self._visited[number], self._shared, moves_shared, self._closed
+        )
         # Together, once both are there: an interruption must not leave a factor that is counted twice.
         self._visited[number], self._shared = visited, shared
         if not np.isfinite(visited.objective):
@@ -315,17 +350,19 @@ class BatchRun:
 
     def objective(self) -> float:
         """Objective of all batches, each as of its last visit."""
-        block: Block = jax.tree.map(np.asarray, self._shared.block)
-        return float(sum(float(v.objective) for v in self._visited) - jnp.sum(steps.divergence(block, self._prior)))
+        block, common = jax.tree.map(np.asarray, (self._shared.block, self._shared.common))
+        cost = self._shared._replace(block=block, common=common).divergence(self._prior, self._common_prior)
+        return sum(float(v.objective) for v in self._visited) - float(cost)
 
     def finish(self, bound: float, diagnostics: Diagnostics) -> BilinearVG:
         """The engine of the last batch of this process."""
         number, reading, batch = self._last
         last = self._visited[number]
-        own = batch.in_order((last.own, last.own_step))
-        sides = own, jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, (self._shared.block, self._shared.step)))
-        (rows, row_step), (columns, column_step) = sides if self._own == "rows" else sides[::-1]
-        state = core.State(rows, columns, row_step, column_step, jnp.asarray(bound), jnp.asarray(0))
+        own = batch.in_order((last.own.block, last.own.step))
+        found = self._shared.block, self._shared.step, self._shared.common
+        *shared, common = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, found))
+        (rows, row_step), (columns, column_step) = self._sides(own, tuple(shared))
+        state = core.State(rows, columns, row_step, column_step, jnp.asarray(bound), jnp.asarray(0), common)
         call, space = self.call, self._space
         programs = self._engine._programs(reading, space)
         return call.engine._with_run(

@@ -15,6 +15,7 @@ from .sweep import (
     with_tangents,
 )
 from .updates import Update
+from .visits import visit_closed
 
 __all__ = [
     "Bound",
@@ -30,6 +31,7 @@ __all__ = [
     "sweep",
     "update_common",
     "update_side",
+    "visit_closed",
     "with_side",
     "with_tangents",
 ]

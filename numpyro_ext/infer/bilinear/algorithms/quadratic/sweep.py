@@ -21,6 +21,7 @@ from .layout import Layout, LayoutKind, Products, make_layout
 from .rules import Bound
 from .sums import (
     Problem,
+    VectorSums,
     best_tangents,
     common_sums,
     products_at,
@@ -68,7 +69,7 @@ class Views(NamedTuple):
 
     def at_cells(self, state: State, side: Side, options: Options) -> AtCells:
         """The products of a posterior in all cells, in the order of a side."""
-        return AtCells(side, products_at(self.problem(side, options), *_blocks(state, side)))
+        return AtCells(side, products_at(self.problem(side, options), *blocks_of(state, side)))
 
 
 class AtCells(NamedTuple):
@@ -167,7 +168,7 @@ def with_tangents(views: Views, state: State, options: Options, cells: AtCells |
 def _tangents(views: Views, state: State, options: Options, cells: AtCells | None) -> tuple[Array, Array]:
     """The best tangents of the zeros of each row, and what is summed over these."""
     side, products = views.at_cells(state, "rows", options) if cells is None else cells
-    left = zeros_left(views.problem(side, options), products, *_blocks(state), state.common)
+    left = zeros_left(views.problem(side, options), products, *blocks_of(state), state.common)
     is_shared = options.zeros == "shared" or views.censored is not None
     return best_tangents(left, is_shared=is_shared, axis_name=options.axis_name), left
 
@@ -188,7 +189,7 @@ def _with_shares(state: State, views: Views, options: Options, cells: AtCells) -
     values = jnp.zeros_like(selected.row_counts if side == "rows" else selected.column_counts)
     if options.selection == "learned":
         problem = with_tangents(views, state, options).problem(side, options)
-        values = zero_values(problem, products, *_blocks(state, side), state.common)
+        values = zero_values(problem, products, *blocks_of(state, side), state.common)
         if side == "columns":
             values = over_devices(values, options.axis_name) / views.censored.number
     shares = views.censored.best_shares(selected, values, side, options.axis_name)
@@ -196,7 +197,7 @@ def _with_shares(state: State, views: Views, options: Options, cells: AtCells) -
     return state._replace(selected=selected)
 
 
-def _blocks(state: State, side: Side = "rows") -> tuple[Block, Block]:
+def blocks_of(state: State, side: Side = "rows") -> tuple[Block, Block]:
     """The vectors of a side, and those of the other."""
     rows, columns = state.rows, state.columns
     assert isinstance(rows, Block) and isinstance(columns, Block)
@@ -221,18 +222,33 @@ def update_side(
     :param stages: groups of components that move, by default all of them in the order of the options.
     :param AtCells cells: products of the state in the order of the side, where they are known.
     """
+    return side_with_sums(form, state, views, side, options, refresh=refresh, stages=stages, cells=cells)[0]
+
+
+def side_with_sums(
+    form: Bilinear,
+    state: State,
+    views: Views,
+    side: Side,
+    options: Options,
+    *,
+    refresh: bool = False,
+    stages: Stages | None = None,
+    cells: AtCells | None = None,
+) -> tuple[State, VectorSums]:
+    """The same, and the sums over cells that the last components moved by; see :func:`update_side`."""
     prior: GaussianSide = getattr(form, side)
     num_paired = form.coupling.shape[-1] if form.is_paired else prior.mean.shape[1]
     if stages is None:
         stages = stages_of(options.update, num_paired, prior.mean.shape[1], refresh=refresh)
     for groups in stages:
-        own, other = _blocks(state, side)
+        own, other = blocks_of(state, side)
         _, products = views.at_cells(state, side, options) if cells is None else cells
         sums = vector_sums(views.problem(side, options), products, own, other, state.common)
         if side == "columns":
             sums = over_devices(sums, options.axis_name)
         state, cells = with_side(state, side, closed_update(own, prior, sums, groups)), None
-    return state
+    return state, sums
 
 
 def with_side(state: State, side: Side, block: SideBlock) -> State:
@@ -245,17 +261,24 @@ def update_common(form: Bilinear, state: State, views: Views, options: Options, 
 
     :param AtCells cells: products of the state, where they are known.
     """
+    return common_with_sums(form, state, views, options, cells)[0]
+
+
+def common_with_sums(
+    form: Bilinear, state: State, views: Views, options: Options, cells: AtCells | None = None
+) -> tuple[State, VectorSums]:
+    """The same, and the sums over cells that they moved by; see :func:`update_common`."""
     assert state.common is not None and form.common is not None
     side, products = views.at_cells(state, "rows", options) if cells is None else cells
-    sums = common_sums(views.problem(side, options), products, *_blocks(state), state.common)
+    sums = common_sums(views.problem(side, options), products, *blocks_of(state), state.common)
     sums = over_devices(sums, options.axis_name)
     size = state.common.mean.shape[1]
-    return state._replace(common=closed_update(state.common, form.common.prior, sums, ((0, size),)))
+    return state._replace(common=closed_update(state.common, form.common.prior, sums, ((0, size),))), sums
 
 
 def _improved(form: Bilinear, state: State, axis_name: str | None) -> State:
     """The state after the exact step that leaves all products as they are, where it does not cost more."""
-    rows, columns = gauge_step(form, *_blocks(state), axis_name=axis_name)
+    rows, columns = gauge_step(form, *blocks_of(state), axis_name=axis_name)
     after = state._replace(rows=rows, columns=columns)
     is_better = cost_of(form, after, axis_name) <= cost_of(form, state, axis_name)
     return jax.tree.map(lambda x, y: jnp.where(is_better, x, y), after, state)
@@ -268,10 +291,10 @@ def values_of_side(state: State, views: Views, side: Side, options: Options) -> 
         # All zeros of a row at once: those of its cells were never added, and need not be taken back.
         tangents, left = _tangents(views, state, options, cells)
         problem = views.problem(side, options)._replace(pairs=None)
-        values = vector_values(problem, cells.products, *_blocks(state), state.common)
+        values = vector_values(problem, cells.products, *blocks_of(state), state.common)
         return values + even_zero(tangents).total(*left.T)
     problem = with_tangents(views, state, options, cells).problem(side, options)
-    return vector_values(problem, cells.products, *_blocks(state, side), state.common)
+    return vector_values(problem, cells.products, *blocks_of(state, side), state.common)
 
 
 def bound_at_moments(state: State, views: Views, options: Options) -> Callable[[Bilinear, Views], Array]:

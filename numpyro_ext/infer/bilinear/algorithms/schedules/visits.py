@@ -15,59 +15,97 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from .....linalg.cholesky import cholesky, cholesky_solve
 from .....structure.bilinear.form import GaussianSide
 from .. import steps
-from ..cells import Block, View, over_devices, sum_cells
+from ..cells import Block, over_devices, sum_cells
 from .loop import fit_side
+from .methods import Prepared
 
 _OWN_STEPS = 10
 _SHARED_STEPS = 2
 _OWN_TOL = 1e-8
 
 
-class Prepared(NamedTuple):
-    """Arrays of a batch for its visits; sizes are rounded up, so that batches of similar sizes share a program."""
+class Factor(NamedTuple):
+    """Gaussian factors of some vectors."""
 
-    own_view: View
-    """Its cells in the order of the batch's own vectors."""
-    shared_view: View
-    own_prior: GaussianSide
-    log_constant: Array
+    precision: Array
+    """Shape ``(num, size, size)``."""
+    shift: Array
+    """Precision times mean, shape ``(num, size)``."""
+
+    @classmethod
+    def of_prior(cls, prior: GaussianSide) -> Factor:
+        return cls(prior.matrices, prior.apply(prior.mean))
+
+    def replaced(self, before: Factor, after: Factor) -> Factor:
+        """A product of factors with one of them replaced."""
+        return Factor(*(x - y + z for x, y, z in zip(self, before, after, strict=True)))
+
+    def without(self, one: Factor) -> GaussianSide:
+        """A product of factors but for one of them."""
+        precision, shift = self.precision - one.precision, self.shift - one.shift
+        return GaussianSide(cholesky_solve(cholesky(precision), shift), precision)
 
 
 class SharedVectors(NamedTuple):
-    """The vectors that all batches share, and the factors of the batches."""
+    """What all batches share, with the prior times the factors of all batches."""
 
     block: Block
     step: Array
     """Step sizes, one per vector."""
-    precision: Array
-    """Precision of the prior times the factors of all batches, shape ``(num, size, size)``."""
-    shift: Array
-    """Precision times mean of the same, shape ``(num, size)``."""
+    total: Factor
+    common: Block | None = None
+    """The common unknowns, where these have a posterior."""
+    common_total: Factor | None = None
+
+    def divergence(self, prior: GaussianSide, common_prior: GaussianSide | None) -> Array:
+        """Divergence from the priors."""
+        value = jnp.sum(steps.divergence(self.block, prior))
+        if self.common is None or common_prior is None:
+            return value
+        return value + jnp.sum(steps.divergence(self.common, common_prior))
+
+    def with_factors(self, before: Visited, after: Visited) -> SharedVectors:
+        """The same with the factors of a batch renewed."""
+        shared = self._replace(total=self.total.replaced(before.factor, after.factor))
+        if shared.common_total is None:
+            return shared
+        assert before.common_factor is not None and after.common_factor is not None
+        return shared._replace(common_total=shared.common_total.replaced(before.common_factor, after.common_factor))
+
+
+class OwnVectors(NamedTuple):
+    """The vectors of a batch."""
+
+    block: Block
+    step: Array
+    """Step sizes, one per vector."""
 
 
 class Visited(NamedTuple):
     """Outcome of a visit to a batch."""
 
-    own: Block
-    own_step: Array
-    precision: Array
-    """Precision of the batch's factor, shape ``(num, size, size)``."""
-    shift: Array
+    own: OwnVectors
+    factor: Factor
+    """The batch's factor of the shared vectors."""
     objective: Array
     """The batch's part of the objective before the shared vectors moved, a scalar."""
+    common_factor: Factor | None = None
 
 
-def start_shared(block: Block, prior: GaussianSide) -> SharedVectors:
+def start_shared(
+    block: Block, prior: GaussianSide, common: Block | None = None, common_prior: GaussianSide | None = None
+) -> SharedVectors:
     """Before the first visit: factors that say nothing."""
-    precision = prior.matrices
-    shift = jnp.einsum("nij,nj->ni", precision, prior.mean)
-    return SharedVectors(block, jnp.full(block.mean.shape[:1], 0.5, block.mean.dtype), precision, shift)
+    step = jnp.full(block.mean.shape[:1], 0.5, block.mean.dtype)
+    common_total = None if common_prior is None else Factor.of_prior(common_prior)
+    return SharedVectors(block, step, Factor.of_prior(prior), common, common_total)
 
 
 def start_visited(own: Block, shared: SharedVectors) -> Visited:
@@ -76,8 +114,9 @@ def start_visited(own: Block, shared: SharedVectors) -> Visited:
     :param Block own: its vectors.
     """
     dtype = own.mean.dtype
-    nothing = jnp.zeros_like(shared.precision), jnp.zeros_like(shared.shift)
-    return Visited(own, jnp.full(own.mean.shape[:-1], 0.5, dtype), *nothing, jnp.full((), -jnp.inf, dtype))
+    factor, common = jax.tree.map(jnp.zeros_like, (shared.total, shared.common_total))
+    vectors = OwnVectors(own, jnp.full(own.mean.shape[:-1], 0.5, dtype))
+    return Visited(vectors, factor, jnp.full((), -jnp.inf, dtype), common)
 
 
 def visit_batch(
@@ -85,7 +124,7 @@ def visit_batch(
 ) -> tuple[Visited, SharedVectors]:
     """Fit the batch's own vectors, move the shared ones, renew the batch's factor.
 
-    :param Prepared prepared: the batch, or the part of it that a device has.
+    :param Prepared prepared: the batch, or the part of it that a device has; its own vectors are the rows.
     :param Visited visited: what its last visit left.
     :param SharedVectors shared: at present.
     :param moves_shared: false leaves the shared vectors where they are.
@@ -93,35 +132,32 @@ def visit_batch(
 
     Cost: at most some 20 passes over the cells.
     """
-    own_view, shared_view, own_prior = prepared.own_view, prepared.shared_view, prepared.own_prior
+    form, views = prepared
 
     def total(x: Array) -> Array:
         return over_devices(jnp.sum(x), axis_name)
 
-    own, values = steps.make_feasible(own_view, visited.own, shared.block, own_prior)
-    assert isinstance(own, Block)
+    own, values = steps.make_feasible(views.rows, visited.own.block, shared.block, form.rows)
+    assert isinstance(own, Block) and isinstance(form.rows, GaussianSide)
 
     own, own_step, values, _ = fit_side(
-        lambda own: own_view,
+        lambda own: views.rows,
         own,
         shared.block,
-        own_prior,
-        visited.own_step,
-        values - steps.divergence(own, own_prior),
+        form.rows,
+        visited.own.step,
+        values - steps.divergence(own, form.rows),
         num_steps=_OWN_STEPS,
         tol=_OWN_TOL,
         measure=lambda gain, values: total(gain) / (1.0 + jnp.abs(total(values))),
     )
-
-    # What the prior and all other batches say of the shared vectors.
-    precision, shift = shared.precision - visited.precision, shared.shift - visited.shift
-    others = GaussianSide(cholesky_solve(cholesky(precision), shift), precision)
+    others = shared.total.without(visited.factor)
 
     def move_shared(_: int, carry: tuple[Block, Array]) -> tuple[Block, Array]:
-        return steps.step_side(shared_view, carry[0], own, others, carry[1], axis_name=axis_name)[:2]
+        return steps.step_side(views.columns, carry[0], own, others, carry[1], axis_name=axis_name)[:2]
 
     block, step = lax.fori_loop(0, jnp.where(moves_shared, _SHARED_STEPS, 0), move_shared, (shared.block, shared.step))
-    sums = over_devices(sum_cells(shared_view, block, own, with_matrix=True), axis_name)
-    new_shift = sums.slope + jnp.einsum("nij,nj->ni", sums.precision, block.mean)
-    new = Visited(own, own_step, sums.precision, new_shift, total(prepared.log_constant) + total(values))
-    return new, SharedVectors(block, step, precision + sums.precision, shift + new_shift)
+    sums = over_devices(sum_cells(views.columns, block, own, with_matrix=True), axis_name)
+    factor = Factor(sums.precision, sums.slope + jnp.einsum("nij,nj->ni", sums.precision, block.mean))
+    found = Visited(OwnVectors(own, own_step), factor, total(form.log_constant) + total(values))
+    return found, shared._replace(block=block, step=step).with_factors(visited, found)
