@@ -44,9 +44,14 @@ def normal_values(rows, cols, x, *, num_rows, num_cols, rank):
 
 
 def of_kind(kind, **options):
-    """Engine and cells."""
+    """Engine and cells: normal values, outcomes by one of two bounds, or the ones of these, the rest being zeros."""
     rows, cols, x = make_cells()
     options = {"progress_bar": False, "num_samples": 10, **options}
+    if kind == "ones":
+        is_one = x > 0.3
+        options |= {"bound": "jaakkola", "unlisted_cells": "zero"}
+        cells = rows[is_one], cols[is_one], np.ones(is_one.sum(), int)
+        return BilinearVG(binary_factorization, **options), cells
     if kind == "normal":
         return BilinearVG(normal_values, **options), (rows, cols, x)
     return BilinearVG(binary_factorization, bound=kind, **options), (rows, cols, (x > 0.3).astype(int))
@@ -71,10 +76,11 @@ def visit_and_sweep(engine, args, kwargs, *, num=3):
     batch, devices = DividedBatch(form, state.rows, state.columns, options, 1), BatchDevices(None)
     prepared, own = batch.prepare(batch.sizes.rounded())
     shared = start_shared(state.columns, form.columns, state.common, form.common and form.common.prior)
-    visited = start_visited(own, shared)
+    visited = start_visited(own, shared, has_shared_tangent=options.zeros == "shared")
     sweep = jax.jit(lambda state: quadratic.sweep(form, state, options)[0])
+    elsewhere = quadratic.Elsewhere(np.zeros(3)) if options.zeros == "shared" else None
     for _ in range(num):
-        visited, shared = devices.visit(prepared, visited, shared, True, options)
+        visited, shared = devices.visit(prepared, visited, shared, True, elsewhere, options)
         state = sweep(state)
     return (batch.in_order(visited.own.block), shared.block, shared.common), (state.rows, state.columns, state.common)
 
@@ -88,6 +94,8 @@ def visit_and_sweep(engine, args, kwargs, *, num=3):
         pytest.param("bohning", {"update": "coordinate"}, marks=thorough),
         pytest.param("jaakkola", {"covariance": {"rows": "full"}}, marks=thorough),
         pytest.param("normal", {"covariance": {"rows": "full", "cols": "point"}}, marks=thorough),
+        pytest.param("ones", {"zeros": "by_row", "covariance": "full"}, marks=thorough),
+        pytest.param("ones", {"zeros": "shared"}, marks=thorough),
     ],
 )
 def test_visits_of_all_rows_are_sweeps(kind, options):
@@ -107,6 +115,9 @@ def test_visits_of_all_rows_are_sweeps(kind, options):
         pytest.param("bohning", 0, {"covariance": "full"}, marks=slow),
         pytest.param("jaakkola", 1, {}, marks=slow),
         pytest.param("normal", 1, {"covariance": "full"}, marks=slow),
+        ("ones", 0, {"zeros": "by_row"}),
+        ("ones", 0, {"zeros": "shared"}),
+        pytest.param("ones", 1, {"zeros": "shared"}, marks=slow),
     ],
 )
 def test_batches_end_where_all_data_together_end(kind, axis, options):
@@ -124,12 +135,15 @@ def test_batches_end_where_all_data_together_end(kind, axis, options):
     expected = np.asarray(engine.predictive_mean(*cells, **whole)["x"])
     mine = cells[axis] >= edges[-2]
     np.testing.assert_allclose(fitted.predictive_mean()["x"], expected[mine], atol=5e-3)
-    first = fitted.fold_in(random.key(2), side=("rows", "columns")[axis], **batches[0], **given)
-    np.testing.assert_allclose(first.predictive_mean()["x"], expected[cells[axis] < edges[1]], atol=5e-3)
-    # Another start of what is shared, which is where it ended: nothing is left to move.
-    again = fit_batches(engine, random.key(3), batches, over=over, init_state=fitted.last_state, **given)
+    # Rows that are folded in share a tangent of their own.
+    folds = [e.fold_in(random.key(2), side=("rows", "columns")[axis], **batches[0], **given) for e in (fitted, engine)]
+    first, expected = (np.asarray(found.predictive_mean()["x"]) for found in folds)
+    np.testing.assert_allclose(first, expected, atol=5e-3)
+    # From where what is shared ended, the vectors of the batches alone have to be found again.
+    given |= {"over": over, "num_epochs": 500, "init_state": fitted.last_state}
+    again = fit_batches(engine, random.key(3), batches, **given)
     np.testing.assert_allclose(float(again.log_evidence), float(fitted.log_evidence), rtol=1e-7)
-    assert again.diagnostics.num_steps < fitted.diagnostics.num_steps
+    assert again.diagnostics.objective_trace[1] > fitted.diagnostics.objective_trace[1]
 
 
 @needs_float64
@@ -163,3 +177,64 @@ def test_batches_as_users_have_them(tmp_path):
 def interrupted_after(batch):
     yield batch
     raise KeyboardInterrupt
+
+
+@needs_float64
+@thorough
+def test_a_zero_of_each_row_that_is_listed_or_not():
+    """Where a row has one unlisted zero its tangent is that of a listed cell, visit by visit."""
+    rows, cols = np.divmod(np.arange(NUM_ROWS * NUM_COLS), NUM_COLS)
+    x = np.random.default_rng(1).integers(0, 2, rows.size)
+    is_last = cols == (5 * rows) % NUM_COLS
+    x[is_last] = 0
+    options, found = {"over": "u", "num_epochs": 6, "num_cols": NUM_COLS, "rank": RANK}, []
+    for kind, is_listed in (("jaakkola", np.ones_like(is_last)), ("ones", ~is_last)):
+        engine, _ = of_kind(kind, tol=1e-300)
+        batches = divided((rows[is_listed], cols[is_listed], x[is_listed]), EDGES)
+        with pytest.warns(UserWarning, match="did not converge"):
+            found.append(fit_batches(engine, random.key(4), batches, **options))
+    listed, unlisted = found
+    np.testing.assert_allclose(unlisted.diagnostics.objective_trace, listed.diagnostics.objective_trace, rtol=1e-10)
+    np.testing.assert_allclose(unlisted.posterior["v"].mean, listed.posterior["v"].mean, rtol=1e-8, atol=1e-8)
+
+
+def counts_of_zero(rows, cols, counts, num_rows):
+    with numpyro.plate("rows", num_rows):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+    with numpyro.plate("cols", 6):
+        v = numpyro.sample("v", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+    rate = jax.nn.softplus((u[rows] * v[cols]).sum(-1) - 0.5)
+    numpyro.sample("counts", dist.Poisson(rate), obs=counts)
+
+
+@needs_float64
+@slow
+def test_unlisted_zeros_of_counts():
+    """By steps, to the bound of a run; batches of columns are refused."""
+    table = np.random.default_rng(2).poisson(0.7, (20, 6))
+    rows, cols = np.nonzero(table)
+    engine = BilinearVG(counts_of_zero, unlisted_cells="zero", tol=1e-8, progress_bar=False)
+    batches = []
+    for start in (0, 8):
+        mine = (rows >= start) & (rows < start + (8 if start == 0 else 12))
+        batches.append((rows[mine] - start, cols[mine], table[rows[mine], cols[mine]], 8 if start == 0 else 12))
+    fitted = fit_batches(engine, random.key(0), batches, over="u", num_epochs=300)
+    engine.run(random.key(0), rows, cols, table[rows, cols], 20)
+    assert fitted.diagnostics.converged
+    np.testing.assert_allclose(float(fitted.log_evidence), float(engine.log_evidence), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"tangent for each row.* take batches over one of \['u'\]\."):
+        fit_batches(engine, random.key(0), batches, over="v")
+
+
+@thorough
+def test_options_that_are_not_for_batches():
+    given = {"num_cols": NUM_COLS, "rank": RANK}
+    for kind, options, words in (
+        ("ones", {"zeros": "exact"}, "zeros='exact' visits cells of the whole matrix"),
+        ("ones", {"zeros": "sampled"}, "zeros='sampled' visits cells of the whole matrix"),
+        ("ones", {"zeros": "by_row"}, r"are of columns: take batches over one of \['u', 'b'\], or zeros='shared'"),
+    ):
+        engine, cells = of_kind(kind, **options)
+        over = "v" if options["zeros"] == "by_row" else "u"
+        with pytest.raises(ValueError, match=words):
+            fit_batches(engine, random.key(0), divided(cells, EDGES), over=over, **given)

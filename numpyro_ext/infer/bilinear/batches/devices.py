@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ....compilation.pytree import PyTree
 from ....compilation.store import shared as made_once
-from ..algorithms.quadratic import Options, visit_closed
+from ..algorithms.quadratic import Elsewhere, Options, visit_closed
 from ..algorithms.schedules.devices import AXIS
 from ..algorithms.schedules.methods import Prepared
 from ..algorithms.schedules.visits import SharedVectors, Visited, visit_batch
@@ -38,7 +38,13 @@ class BatchDevices:
         self._programs = made_once(_Programs, self.all)
 
     def visit(
-        self, prepared: Prepared, visited: Visited, shared: SharedVectors, moves_shared: bool, closed: Options | None
+        self,
+        prepared: Prepared,
+        visited: Visited,
+        shared: SharedVectors,
+        moves_shared: bool,
+        elsewhere: Elsewhere | None,
+        closed: Options | None,
     ) -> tuple[Visited, SharedVectors]:
         """See :func:`~numpyro_ext.infer.bilinear.algorithms.schedules.visits.visit_batch`.
 
@@ -50,9 +56,10 @@ class BatchDevices:
         # All are put, as arrays of the host have another type than those that are on the devices, and another program.
         nothing: Any = ()
         own, factor = self._put(visited.own), visited._replace(own=nothing)
-        factor, moves, shared = jax.tree.map(self._spread, (factor, np.asarray(moves_shared), shared))
+        rest = factor, shared, np.asarray(moves_shared), elsewhere
+        factor, *everywhere = jax.tree.map(self._spread, rest)
         program = made_once(_Visits, self.all, closed).program
-        visited, shared = program(self._put(prepared), factor._replace(own=own), shared, moves)
+        visited, shared = program(self._put(prepared), factor._replace(own=own), *everywhere)
         return jax.tree.map(self._get, visited), shared
 
     def of_all_processes(self, own: np.ndarray) -> np.ndarray:
@@ -105,7 +112,7 @@ class _Visits:
     """
 
     def __init__(self, devices: tuple[jax.Device, ...], closed: Options | None) -> None:
-        specs = (_BY_PART, _VISITED, _EVERYWHERE, _EVERYWHERE), (_VISITED, _EVERYWHERE)
+        specs = (_BY_PART, _VISITED, _EVERYWHERE, _EVERYWHERE, _EVERYWHERE), (_VISITED, _EVERYWHERE)
         visit = partial(_visit_part, visit_batch if closed is None else partial(visit_closed, options=closed))
         mesh = made_once(_Programs, devices).mesh
         self.program = jax.jit(jax.shard_map(visit, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False))
@@ -117,8 +124,9 @@ def _visit_part(
     visited: Visited,
     shared: SharedVectors,
     moves_shared: Array,
+    elsewhere: Elsewhere | None,
 ) -> tuple[Visited, SharedVectors]:
     """A visit of one device to its part."""
     prepared, own = jax.tree.map(lambda x: x[0], (prepared, visited.own))
-    visited, shared = visit(prepared, visited._replace(own=own), shared, moves_shared, axis_name=AXIS)
+    visited, shared = visit(prepared, visited._replace(own=own), shared, moves_shared, elsewhere, axis_name=AXIS)
     return visited._replace(own=jax.tree.map(lambda x: x[None], visited.own)), shared

@@ -40,6 +40,9 @@ def fit_batches(
     too. The exact step along directions in which data are silent is left out, so that more epochs are needed than
     sweeps where there are such directions.
 
+    Unlisted zeros (``unlisted_cells="zero"``) are those of the rows of a batch, with tangents ``zeros="by_row"`` or
+    ``"shared"``, which then is that of all batches; with tangents by row batches are of rows.
+
     Hyperparameters are given and not learned: fit some of the batches with ``engine.run`` first, and pass what it
     learned.
 

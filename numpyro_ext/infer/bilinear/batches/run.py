@@ -24,7 +24,7 @@ from ...front.state import EngineState, data_digest
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms import sweeps as core
 from ..algorithms.cells import Block
-from ..algorithms.quadratic import Options
+from ..algorithms.quadratic import Elsewhere, Options
 from ..algorithms.schedules.visits import SharedVectors, Visited, start_shared, start_visited
 from ..engine import BilinearVG
 from ..run import BilinearRun
@@ -55,8 +55,11 @@ class Call(NamedTuple):
             raise ValueError(f"num_epochs must be at least 1, got {self.num_epochs}.")
         if engine.solver != "natural-gradient":
             raise ValueError("Batches are fitted by natural gradients or closed updates: leave solver at its default.")
-        if engine.unlisted_cells != "missing":
-            raise ValueError("Batches are fitted to the cells that are listed: leave unlisted_cells at its default.")
+        if engine.unlisted_cells == "zero" and engine.zeros in ("exact", "sampled"):
+            raise ValueError(
+                f"zeros={engine.zeros!r} visits cells of the whole matrix, or draws them, and batches hold some rows: "
+                "take zeros='by_row' or 'shared'."
+            )
 
 
 class BatchRun:
@@ -184,7 +187,7 @@ class BatchRun:
         kwargs = {**self.call.kwargs, **(batch if isinstance(batch, Mapping) else {})}
         key = jax.random.fold_in(self.call.rng_key, number)
         if number:
-            reading = read_like(self._reading, args, kwargs, key)
+            reading = read_like(self._reading, args, kwargs, key, unlisted_cells=engine.unlisted_cells)
         else:
             reading, self._space, _ = engine._prepare(key, args, kwargs)
             self._reading = reading
@@ -215,7 +218,7 @@ class BatchRun:
         reading, batch = self._read_last
         prepared, own = batch.prepare(sizes, is_filler=not self._has_next)
         self._store.append(prepared)
-        self._visited.append(start_visited(own, self._shared))
+        self._visited.append(start_visited(own, self._shared, has_shared_tangent=self._has_shared_tangent))
         if self._has_next:
             self._last = self.num_batches - 1, reading, batch
         leaves, structure = jax.tree.flatten_with_path(prepared)
@@ -263,6 +266,19 @@ class BatchRun:
                 f"Site '{self._reading.pair_sites.name}' has censored pairs, whose rows share what was censored: fit "
                 "all of them by engine.run."
             )
+
+        if self._reading.unlisted_cells == "zero" and not self._is_over_rows and not self._has_shared_tangent:
+            can_share = ", or zeros='shared'" if self.call.engine.bound == "jaakkola" else ""
+            raise ValueError(
+                f"Unlisted zeros have a tangent for each row, and batches over {self.call.over!r} are of columns: take "
+                f"batches over one of {list(sides[0])}{can_share}."
+            )
+
+    @property
+    def _has_shared_tangent(self) -> bool:
+        """True if the unlisted zeros of all batches share a tangent."""
+        engine = self.call.engine
+        return engine.unlisted_cells == "zero" and engine.zeros == "shared" and engine.bound == "jaakkola"
 
     def _sides(self, rows: _Part, columns: _Part) -> tuple[_Part, _Part]:
         """Own and shared of two parts; or, the other way, those of rows and of columns."""
@@ -317,7 +333,12 @@ class BatchRun:
     def visit(self, number: int, *, moves_shared: bool = True) -> None:
         """Visit a batch of every process."""
         visited, shared = self._devices.visit(
-            self._store[number], self._visited[number], self._shared, moves_shared, self._closed
+            self._store[number],
+            self._visited[number],
+            self._shared,
+            moves_shared,
+            self._elsewhere(number),
+            self._closed,
         )
         # Together, once both are there: an interruption must not leave a factor that is counted twice.
         self._visited[number], self._shared = visited, shared
@@ -326,6 +347,13 @@ class BatchRun:
                 f"The objective of batch {number}, counted from zero, is {float(visited.objective)}: its counts or "
                 "covariates are not finite, or its rates overflow. Run the engine on this batch alone for the reason."
             )
+
+    def _elsewhere(self, number: int) -> Elsewhere | None:
+        """What all other batches say of a tangent that all share, if there is one."""
+        if self._visited[number].left is None:
+            return None
+        others = [np.asarray(v.left) for i, v in enumerate(self._visited) if i != number]
+        return Elsewhere(jnp.asarray(np.sum([np.zeros(3), *others], axis=0)))
 
     def begin(self) -> None:
         """Count the visits while reading as the first epoch, or go on from a checkpoint."""

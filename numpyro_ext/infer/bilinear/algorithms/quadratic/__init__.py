@@ -3,6 +3,7 @@
 from .iterations import ClosedUpdates, fold_closed
 from .rules import Bound, has_rule
 from .sweep import (
+    Elsewhere,
     Options,
     Views,
     Zeros,
@@ -20,6 +21,7 @@ from .visits import visit_closed
 __all__ = [
     "Bound",
     "ClosedUpdates",
+    "Elsewhere",
     "Options",
     "Update",
     "Views",

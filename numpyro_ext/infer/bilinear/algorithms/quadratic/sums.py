@@ -228,14 +228,18 @@ def zeros_left(problem: Problem, products: Products, rows: Block, columns: Block
     return unlisted_zeros(pairs, rows, columns, listed, _common_moments(common))
 
 
-def best_tangents(left: Array, *, is_shared: bool, axis_name: str | None = None) -> Array:
+def best_tangents(
+    left: Array, *, is_shared: bool, axis_name: str | None = None, elsewhere: Array | None = None
+) -> Array:
     """Squares of the best tangents of the zeros of each row; one where a row has no zeros but those of its cells.
 
     :param left: from :func:`zeros_left`.
     :param bool is_shared: whether all rows have one tangent.
     :param str axis_name: of the axis of devices between which the rows are divided, if they are.
+    :param elsewhere: the same sums over rows of other batches, shape ``(3,)``, which count where there is one tangent.
     """
     if is_shared:
-        left = jnp.broadcast_to(over_devices(jnp.sum(left, 0), axis_name), left.shape)
+        total = over_devices(jnp.sum(left, 0), axis_name)
+        left = jnp.broadcast_to(total if elsewhere is None else total + elsewhere, left.shape)
     number, _, square = left.T
     return jnp.where(number > 0.0, jnp.maximum(square, 0.0) / jnp.where(number > 0.0, number, 1.0), 1.0)

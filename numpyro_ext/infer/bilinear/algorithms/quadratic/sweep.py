@@ -53,6 +53,13 @@ class Options(NamedTuple):
     """The axis of devices between which the rows are divided, if they are."""
 
 
+class Elsewhere(NamedTuple):
+    """What the rows of other batches say."""
+
+    left: Array
+    """Number, sum of predictors and sum of expected squares of their unlisted zeros, shape ``(3,)``."""
+
+
 class Views(NamedTuple):
     """The cells in the order of either side, and the zeros that nobody listed."""
 
@@ -61,6 +68,8 @@ class Views(NamedTuple):
     pairs: AllPairs | None
     """Zeros of all pairs, seen from the rows."""
     censored: Censored | None = None
+    elsewhere: Elsewhere | None = None
+    """Where the rows are one batch of several that share a tangent."""
 
     def problem(self, side: Side, options: Options) -> Problem:
         """The cells and zeros as one side sees them."""
@@ -161,23 +170,24 @@ def with_tangents(views: Views, state: State, options: Options, cells: AtCells |
         tangent = jnp.broadcast_to(selected.tangent, weights[0].shape)
         pairs = views.pairs._replace(own_weight=weights[0], other_weight=weights[1], own_bound=even_zero(tangent))
         return views._replace(pairs=pairs)
-    tangents, _ = _tangents(views, state, options, cells)
+    tangents, _ = tangents_of(views, state, options, cells)
     return views._replace(pairs=views.pairs._replace(own_bound=even_zero(tangents)))
 
 
-def _tangents(views: Views, state: State, options: Options, cells: AtCells | None) -> tuple[Array, Array]:
+def tangents_of(views: Views, state: State, options: Options, cells: AtCells | None) -> tuple[Array, Array]:
     """The best tangents of the zeros of each row, and what is summed over these."""
     side, products = views.at_cells(state, "rows", options) if cells is None else cells
     left = zeros_left(views.problem(side, options), products, *blocks_of(state), state.common)
     is_shared = options.zeros == "shared" or views.censored is not None
-    return best_tangents(left, is_shared=is_shared, axis_name=options.axis_name), left
+    elsewhere = views.elsewhere and views.elsewhere.left
+    return best_tangents(left, is_shared=is_shared, axis_name=options.axis_name, elsewhere=elsewhere), left
 
 
 def _with_tangent(state: State, views: Views, options: Options, cells: AtCells) -> State:
     """The state with the best tangent of the zeros of censored pairs, where there are any."""
     if state.selected is None:
         return state
-    tangents, _ = _tangents(with_tangents(views, state, options), state, options, cells)
+    tangents, _ = tangents_of(with_tangents(views, state, options), state, options, cells)
     return state._replace(selected=state.selected._replace(tangent=tangents[0]))
 
 
@@ -289,7 +299,7 @@ def values_of_side(state: State, views: Views, side: Side, options: Options) -> 
     cells = views.at_cells(state, side, options)
     if side == "rows" and views.pairs is not None and views.censored is None:
         # All zeros of a row at once: those of its cells were never added, and need not be taken back.
-        tangents, left = _tangents(views, state, options, cells)
+        tangents, left = tangents_of(views, state, options, cells)
         problem = views.problem(side, options)._replace(pairs=None)
         values = vector_values(problem, cells.products, *blocks_of(state), state.common)
         return values + even_zero(tangents).total(*left.T)

@@ -12,13 +12,23 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ..background import even_zero
 from ..cells import over_devices
 from ..schedules.methods import Prepared
 from ..schedules.visits import Factor, SharedVectors, Visited
 from ..steps import divergence
 from ..sweeps import State
 from .sums import vector_values
-from .sweep import Options, blocks_of, common_with_sums, side_with_sums, update_side, with_tangents
+from .sweep import (
+    Elsewhere,
+    Options,
+    blocks_of,
+    common_with_sums,
+    side_with_sums,
+    tangents_of,
+    update_side,
+    with_tangents,
+)
 
 
 def visit_closed(
@@ -26,6 +36,7 @@ def visit_closed(
     visited: Visited,
     shared: SharedVectors,
     moves_shared: Array,
+    elsewhere: Elsewhere | None = None,
     *,
     options: Options,
     axis_name: str | None = None,
@@ -34,12 +45,13 @@ def visit_closed(
 
     Arguments and results are those of :func:`~numpyro_ext.infer.bilinear.algorithms.schedules.visits.visit_batch`.
 
+    :param Elsewhere elsewhere: what other batches say of a tangent that all share, if there is one.
     :param Options options: static choices.
 
     Cost: that of a sweep over the batch, and for each column a solve more.
     """
     options = options._replace(axis_name=axis_name)
-    form, views = prepared
+    form, views = prepared.form, prepared.views._replace(elsewhere=elsewhere)
     form = form._replace(columns=shared.total.without(visited.factor))
     state = State.beginning_at(visited.own.block, shared.block, -jnp.inf)._replace(common=shared.common)
     cells, common_factor = views.at_cells(state, "rows", options), None
@@ -52,7 +64,11 @@ def visit_closed(
     state = update_side(form, state, best, "rows", options, cells=cells)
 
     cells = views.at_cells(state, "columns", options)
-    views = with_tangents(views, state, options, cells)
+    left = None
+    if views.pairs is not None:
+        tangents, left = tangents_of(views, state, options, cells)
+        views = views._replace(pairs=views.pairs._replace(own_bound=even_zero(tangents)))
+        left = None if elsewhere is None else over_devices(jnp.sum(left, 0), axis_name)
     problem = views.problem("columns", options)
     values = vector_values(problem, cells.products, *blocks_of(state, "columns"), state.common)
     objective = jnp.sum(values) - jnp.sum(divergence(state.rows, form.rows)) + form.log_constant
@@ -60,7 +76,7 @@ def visit_closed(
     state = _if(moves_shared, moved, state)
     rows, columns = blocks_of(state)
     own = visited.own._replace(block=rows)
-    found = Visited(own, Factor(*sums), over_devices(objective, axis_name), common_factor)
+    found = Visited(own, Factor(*sums), over_devices(objective, axis_name), common_factor, left)
     shared = shared._replace(block=columns, common=state.common)
     return found, shared.with_factors(visited, found)
 

@@ -22,6 +22,7 @@ from jax import Array, lax
 from .....linalg.cholesky import cholesky, cholesky_solve
 from .....structure.bilinear.form import GaussianSide
 from .. import steps
+from .. import sweeps as core
 from ..cells import Block, over_devices, sum_cells
 from .loop import fit_side
 from .methods import Prepared
@@ -97,6 +98,9 @@ class Visited(NamedTuple):
     objective: Array
     """The batch's part of the objective before the shared vectors moved, a scalar."""
     common_factor: Factor | None = None
+    left: Array | None = None
+    """Number, sum of predictors and sum of expected squares of the batch's unlisted zeros, where those of all batches
+    share a tangent; shape ``(3,)``."""
 
 
 def start_shared(
@@ -108,19 +112,27 @@ def start_shared(
     return SharedVectors(block, step, Factor.of_prior(prior), common, common_total)
 
 
-def start_visited(own: Block, shared: SharedVectors) -> Visited:
+def start_visited(own: Block, shared: SharedVectors, *, has_shared_tangent: bool = False) -> Visited:
     """Before the first visit of a batch.
 
     :param Block own: its vectors.
+    :param bool has_shared_tangent: whether all batches share the tangent of unlisted zeros.
     """
     dtype = own.mean.dtype
     factor, common = jax.tree.map(jnp.zeros_like, (shared.total, shared.common_total))
     vectors = OwnVectors(own, jnp.full(own.mean.shape[:-1], 0.5, dtype))
-    return Visited(vectors, factor, jnp.full((), -jnp.inf, dtype), common)
+    left = jnp.zeros(3, dtype) if has_shared_tangent else None
+    return Visited(vectors, factor, jnp.full((), -jnp.inf, dtype), common, left)
 
 
 def visit_batch(
-    prepared: Prepared, visited: Visited, shared: SharedVectors, moves_shared: Array, *, axis_name: str | None = None
+    prepared: Prepared,
+    visited: Visited,
+    shared: SharedVectors,
+    moves_shared: Array,
+    elsewhere: None = None,
+    *,
+    axis_name: str | None = None,
 ) -> tuple[Visited, SharedVectors]:
     """Fit the batch's own vectors, move the shared ones, renew the batch's factor.
 
@@ -128,6 +140,7 @@ def visit_batch(
     :param Visited visited: what its last visit left.
     :param SharedVectors shared: at present.
     :param moves_shared: false leaves the shared vectors where they are.
+    :param elsewhere: steps need to know no more of other batches than their factors.
     :param str axis_name: of the axis of devices between which the batch's own vectors are divided, if they are.
 
     Cost: at most some 20 passes over the cells.
@@ -137,11 +150,14 @@ def visit_batch(
     def total(x: Array) -> Array:
         return over_devices(jnp.sum(x), axis_name)
 
-    own, values = steps.make_feasible(views.rows, visited.own.block, shared.block, form.rows)
-    assert isinstance(own, Block) and isinstance(form.rows, GaussianSide)
+    def best(own: Block) -> core.Views:
+        return core.with_tangents(views, own, shared.block)
 
+    start = visited.own.block
+    own, values = steps.make_feasible(best(start).rows, start, shared.block, form.rows)
+    assert isinstance(own, Block) and isinstance(form.rows, GaussianSide)
     own, own_step, values, _ = fit_side(
-        lambda own: views.rows,
+        lambda own: best(own).rows,
         own,
         shared.block,
         form.rows,
@@ -151,13 +167,13 @@ def visit_batch(
         tol=_OWN_TOL,
         measure=lambda gain, values: total(gain) / (1.0 + jnp.abs(total(values))),
     )
-    others = shared.total.without(visited.factor)
+    others, view = shared.total.without(visited.factor), best(own).columns
 
     def move_shared(_: int, carry: tuple[Block, Array]) -> tuple[Block, Array]:
-        return steps.step_side(views.columns, carry[0], own, others, carry[1], axis_name=axis_name)[:2]
+        return steps.step_side(view, carry[0], own, others, carry[1], axis_name=axis_name)[:2]
 
     block, step = lax.fori_loop(0, jnp.where(moves_shared, _SHARED_STEPS, 0), move_shared, (shared.block, shared.step))
-    sums = over_devices(sum_cells(views.columns, block, own, with_matrix=True), axis_name)
+    sums = over_devices(sum_cells(view, block, own, with_matrix=True), axis_name)
     factor = Factor(sums.precision, sums.slope + jnp.einsum("nij,nj->ni", sums.precision, block.mean))
     found = Visited(OwnVectors(own, own_step), factor, total(form.log_constant) + total(values))
     return found, shared._replace(block=block, step=step).with_factors(visited, found)
