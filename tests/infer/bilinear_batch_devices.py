@@ -20,7 +20,7 @@ import numpyro.distributions as dist
 from numpyro_ext.infer import BilinearVG, fit_batches
 from numpyro_ext.infer.bilinear.batches.checkpoints import BatchCheckpoints
 from numpyro_ext.infer.front.files.archive import read_archive
-from numpyro_ext.models import poisson_factorization
+from numpyro_ext.models import binary_factorization, paired_symbols, poisson_factorization
 
 NUM_ROWS, NUM_COLUMNS, RANK = 19, 6, 2
 SCALES = {"row_scale": 0.8, "row_bias_scale": 0.5, "col_bias_scale": 0.5}
@@ -95,7 +95,13 @@ def fits(devices, processes, checkpoint=None):
     engine = BilinearVG(answers, progress_bar=False, devices=devices, tol=1e-300)
     binary = [(rows, columns, (counts > 2).astype(int), num) for rows, columns, counts, num in batches_of(processes)]
     out |= kept("answers", fit_batches(engine, key, binary, over="w", num_epochs=3), ("z",))
-    return out
+    ones = [
+        {"rows": rows[counts > 2], "cols": columns[counts > 2], "x": np.ones(np.sum(counts > 2), int), "num_rows": num}
+        for rows, columns, counts, num in batches_of(processes)
+    ]
+    options = {"bound": "jaakkola", "unlisted_cells": "zero", "zeros": "shared", "hyper_values": {"z": -0.5}}
+    engine = BilinearVG(binary_factorization, progress_bar=False, devices=devices, tol=1e-300, **options)
+    return out | kept("ones", fit_batches(engine, key, ones, over="u", num_epochs=4, **SIZES), ("v", "g"))
 
 
 def fits_over_columns(devices):
@@ -108,6 +114,25 @@ def fits_over_columns(devices):
     engine, sizes = make_engine(devices, tol=1e-300), {"num_rows": NUM_ROWS, "num_cols": 3, "rank": RANK}
     fitted = fit_batches(engine, jax.random.key(0), batches, over="z", num_epochs=4, **sizes)
     return kept("columns", fitted, ("w", "z"))
+
+
+def fits_of_pairs(devices):
+    """Pairs of which some are censored, for one process; and outcomes with an unknown that all cells see."""
+    tables = [
+        {"pairs": np.stack([rows, columns, counts], axis=1), "num_users": num}
+        for rows, columns, counts, num in batches_of([0, 1])
+    ]
+    engine = BilinearVG(paired_symbols, bound="jaakkola", progress_bar=False, devices=devices, tol=1e-300)
+    sizes = {"num_items": NUM_COLUMNS, "rank": RANK, "num_censored": 300.0}
+    fitted = fit_batches(engine, jax.random.key(0), tables, over="u", num_epochs=4, **sizes)
+    out = kept("pairs", fitted, ("u", "v", "pi", "psi")) | {"tangent": np.asarray(fitted.background.tangent)}
+    binary = [
+        {"rows": rows, "cols": columns, "x": (counts > 2).astype(int), "num_rows": num}
+        for rows, columns, counts, num in batches_of([0, 1])
+    ]
+    engine = BilinearVG(binary_factorization, bound="jaakkola", progress_bar=False, devices=devices, tol=1e-300)
+    fitted = fit_batches(engine, jax.random.key(0), binary, over="u", num_epochs=3, **SIZES)
+    return out | kept("common", fitted, ("z", "u", "v"))
 
 
 def refusals(number):
@@ -193,7 +218,7 @@ def main():
         (folder / f"{number}.json").write_text(json.dumps(refusals(number)))
     else:
         assert len(jax.devices()) == 4
-        found = fits(jax.devices(), [0, 1]) | fits_over_columns(jax.devices())
+        found = fits(jax.devices(), [0, 1]) | fits_over_columns(jax.devices()) | fits_of_pairs(jax.devices())
     np.savez(folder / f"{number}.npz", **found)
 
 

@@ -16,7 +16,7 @@ from numpyro_ext.infer.bilinear.batches.checkpoints import BatchCheckpoints
 from numpyro_ext.infer.bilinear.batches.devices import BatchDevices
 from numpyro_ext.infer.bilinear.batches.processes import Processes
 from numpyro_ext.infer.front.files.archive import read_archive
-from tests.infer.bilinear_batch_devices import KILLED_IN, fits, fits_over_columns
+from tests.infer.bilinear_batch_devices import KILLED_IN, fits, fits_of_pairs, fits_over_columns
 from tests.processes import ROOT, module_command, run_in_two_processes, run_on_devices
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
@@ -28,7 +28,7 @@ def alone():
     """On the default device, all processes' batches joined."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*did not converge")
-        return fits(None, [0, 1]) | fits_over_columns(None)
+        return fits(None, [0, 1]) | fits_over_columns(None) | fits_of_pairs(None)
 
 
 def compare(found, alone, names):

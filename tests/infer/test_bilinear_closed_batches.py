@@ -1,4 +1,6 @@
-"""Batches by closed updates, against sweeps and against the same model fitted to all data at once."""
+"""Batches by closed updates, with unlisted zeros and censored pairs, against sweeps and fits to all data at once."""
+
+import json
 
 import jax
 import numpy as np
@@ -8,12 +10,22 @@ import pandas as pd
 import pytest
 from jax import random
 
-from numpyro_ext.infer import BilinearVG, fit_batches
+from numpyro_ext.infer import BilinearVG, fit_batches, recommend_items
 from numpyro_ext.infer.bilinear.algorithms import quadratic
-from numpyro_ext.infer.bilinear.algorithms.schedules.visits import start_shared, start_visited
+from numpyro_ext.infer.bilinear.algorithms.schedules.visits import (
+    Moves,
+    SharedSelection,
+    start_shared,
+    start_visited,
+    with_shares_by_totals,
+)
+from numpyro_ext.infer.bilinear.batches.call import Call
 from numpyro_ext.infer.bilinear.batches.devices import BatchDevices
 from numpyro_ext.infer.bilinear.batches.parts import DividedBatch
-from numpyro_ext.models import binary_factorization
+from numpyro_ext.infer.bilinear.batches.together import elsewhere_of, selected_of
+from numpyro_ext.models import binary_factorization, paired_symbols
+from numpyro_ext.structure import ModelStructureError
+from tests.infer.bilinear_forms import REFERENCE
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 thorough, slow = pytest.mark.thorough, pytest.mark.slow
@@ -76,13 +88,25 @@ def visit_and_sweep(engine, args, kwargs, *, num=3):
     batch, devices = DividedBatch(form, state.rows, state.columns, options, 1), BatchDevices(None)
     prepared, own = batch.prepare(batch.sizes.rounded())
     shared = start_shared(state.columns, form.columns, state.common, form.common and form.common.prior)
-    visited = start_visited(own, shared, has_shared_tangent=options.zeros == "shared")
+    is_censored = reading.pair_sites is not None
+    if is_censored:
+        first = SharedSelection.first(form.background.selection.columns)
+        shared = shared._replace(selection=first._replace(listed=form.listed_counts()[1]))
+    has_shared_tangent = is_censored or (engine.unlisted_cells == "zero" and options.zeros == "shared")
+    visited = start_visited(own, shared, has_shared_tangent=has_shared_tangent, num_own=len(state.rows.mean))
+    visited = with_shares_by_totals([visited])[0] if is_censored else visited
     sweep = jax.jit(lambda state: quadratic.sweep(form, state, options)[0])
-    elsewhere = quadratic.Elsewhere(np.zeros(3)) if options.zeros == "shared" else None
     for _ in range(num):
-        visited, shared = devices.visit(prepared, visited, shared, True, elsewhere, options)
+        elsewhere = elsewhere_of([visited], 0)
+        visited, shared = devices.visit(prepared, visited, shared, Moves(True, True), elsewhere, options)
         state = sweep(state)
-    return (batch.in_order(visited.own.block), shared.block, shared.common), (state.rows, state.columns, state.common)
+    found = batch.in_order(visited.own.block), shared.block, shared.common
+    expected = state.rows, state.columns, state.common
+    if is_censored:
+        of_rows = batch.in_order((visited.own.log_shares, visited.own.counts))
+        found += (selected_of(visited, of_rows, shared.selection),)
+        expected += (state.selected,)
+    return found, expected
 
 
 @needs_float64
@@ -174,8 +198,8 @@ def test_batches_as_users_have_them(tmp_path):
     assert np.isfinite(float(cut.log_evidence))
 
 
-def interrupted_after(batch):
-    yield batch
+def interrupted_after(*batches):
+    yield from batches
     raise KeyboardInterrupt
 
 
@@ -238,3 +262,110 @@ def test_options_that_are_not_for_batches():
         over = "v" if options["zeros"] == "by_row" else "u"
         with pytest.raises(ValueError, match=words):
             fit_batches(engine, random.key(0), divided(cells, EDGES), over=over, **given)
+    engine, cells = of_kind("jaakkola")
+    with pytest.raises(ValueError, match=r"one vector of .*, and whether all batches share \['z'\] cannot be told"):
+        fit_batches(engine, random.key(0), divided(cells, (17, 18, 40)), over="u", **given)
+
+
+# Censored pairs
+
+KNOWN = json.loads((REFERENCE / "paquet_pairs_A.json").read_text())
+TABLE = np.stack([KNOWN["data_coo"][n] for n in "ijc"], axis=1)
+PRIOR = {n: KNOWN["hyper"][n] for n in ("tau_u", "tau_v", "tau_b")}
+PRIOR |= {"alpha": KNOWN["hyper"]["alpha0"], "beta": KNOWN["hyper"]["beta0"], "rank": 3}
+PRIOR |= {"num_censored": KNOWN["D_prime"]}
+USERS, ITEMS = {"num_users": 30}, {"num_items": 20}
+
+
+def pairs_engine(**options):
+    return BilinearVG(paired_symbols, bound="jaakkola", progress_bar=False, **options)
+
+
+def batches_of_pairs(edges=(0, 11, 12, 30), axis=0):
+    """Batches of users, or of items."""
+    for start, end in zip(edges[:-1], edges[1:], strict=True):
+        table = TABLE[(TABLE[:, axis] >= start) & (TABLE[:, axis] < end)].copy()
+        table[:, axis] -= start
+        yield {"pairs": table, ("num_users", "num_items")[axis]: end - start}
+
+
+@needs_float64
+@thorough
+@pytest.mark.parametrize("options", [{}, {"update": "bulk"}, {"selection": "constant", "covariance": "full"}])
+def test_visits_of_all_users_are_sweeps(options):
+    """Vectors, shares, tangent and Dirichlet distributions."""
+    found, expected = visit_and_sweep(pairs_engine(**options), (TABLE,), {**PRIOR, **USERS, **ITEMS})
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+
+
+@needs_float64
+@thorough
+@pytest.mark.parametrize(
+    "selection, axis", [("learned", 0), pytest.param("constant", 0, marks=slow), pytest.param("learned", 1, marks=slow)]
+)
+def test_batches_of_pairs_end_where_all_pairs_together_end(selection, axis, tmp_path):
+    """The bound, at most that of the known limit; who is selected, what is censored, and what the last user is told."""
+    engine = pairs_engine(selection=selection, tol=1e-8, num_steps=2000)
+    edges, over, given = ((0, 11, 12, 30), "u", ITEMS) if axis == 0 else ((0, 7, 20), "v", USERS)
+    given = {**PRIOR, **given}
+    batches = list(batches_of_pairs(edges, axis))
+    fitted = fit_batches(engine, random.key(1), batches, over=over, num_epochs=400, **given)
+    assert fitted.diagnostics.converged and fitted.log_evidence.is_lower_bound
+    engine.run(random.key(0), TABLE, **PRIOR, **USERS, **ITEMS)
+    bound = float(fitted.log_evidence)
+    np.testing.assert_allclose(bound, float(engine.log_evidence), rtol=1e-5)
+    if selection == "learned":
+        assert bound <= KNOWN["converged"]["bound"] + 1e-6
+    shared, own = ("psi", "pi") if axis == 0 else ("pi", "psi")
+    np.testing.assert_allclose(fitted.posterior[shared].mean, engine.posterior[shared].mean, rtol=0.02, atol=1e-4)
+    np.testing.assert_allclose(float(fitted.background.tangent), float(engine.background.tangent), rtol=0.02)
+    found, expected = ((b.rows, b.columns)[axis] for b in (fitted.background, engine.background))
+    np.testing.assert_allclose(found, expected[edges[-2] :], rtol=0.05, atol=1e-4)
+    # Of the vectors of the last batch, the probabilities are among these.
+    last = np.asarray(engine.posterior[own].mean)[edges[-2] :]
+    np.testing.assert_allclose(fitted.posterior[own].mean, last / last.sum(), rtol=0.02, atol=1e-4)
+    if axis == 0:
+        one, other = (recommend_items(e, [user], k=5).items for e, user in ((fitted, 17), (engine, 29)))
+        np.testing.assert_array_equal(one, other)
+    fitted.save(tmp_path / "fit")
+    again = BilinearVG.load(tmp_path / "fit", paired_symbols)
+    np.testing.assert_array_equal(again.posterior[shared].mean, fitted.posterior[shared].mean)
+
+
+@needs_float64
+@thorough
+def test_going_on_with_pairs(tmp_path):
+    """A checkpoint goes on to the same numbers; the end of a fit is where another begins; what was read is no fit."""
+    engine, batches = pairs_engine(tol=1e-300), list(batches_of_pairs())
+    options = {"over": "u", "num_epochs": 5, **PRIOR, **ITEMS}
+    with pytest.warns(UserWarning, match="did not converge"):
+        whole = fit_batches(engine, random.key(0), batches, **options)
+        path = tmp_path / "epochs"
+        fit_batches(engine, random.key(0), batches, checkpoint=path, **{**options, "num_epochs": 2})
+        resumed = fit_batches(engine, random.key(0), iter(batches), checkpoint=path, **options)
+        further = fit_batches(engine, random.key(2), batches, init_state=whole.last_state, **options)
+    np.testing.assert_array_equal(resumed.diagnostics.objective_trace, whole.diagnostics.objective_trace)
+    np.testing.assert_array_equal(resumed.posterior["pi"].mean, whole.posterior["pi"].mean)
+    assert float(further.log_evidence) > float(whole.log_evidence)
+    with pytest.raises(KeyboardInterrupt):
+        fit_batches(engine, random.key(0), interrupted_after(*batches[:2]), **options)
+
+
+@thorough
+def test_pairs_that_are_not_for_batches():
+    engine, batches = pairs_engine(), list(batches_of_pairs())
+    options = {"over": "u", **PRIOR, **ITEMS}
+    reading, space, _ = engine._prepare(random.key(0), (), {**batches[0], **PRIOR, **ITEMS})
+    with pytest.raises(ValueError, match="'pairs' has censored pairs, in which the batches of one process are fitted"):
+        Call(engine, random.key(0), "u", 1, None, {}).check_reading(reading, space, is_alone=False)
+    other = {**batches[1], "num_censored": 17.0}
+    with pytest.raises(ValueError, match="num_censored is 17 in batch 1, counted from zero, and 800 in the first"):
+        fit_batches(engine, random.key(0), [batches[0], other], **options)
+    other = {**batches[1], "beta": 2.0}
+    with pytest.raises(ValueError, match=r"\['v', 'g'\] are selected have another prior in batch 1"):
+        fit_batches(engine, random.key(0), [batches[0], other], **options)
+    nothing = {"pairs": TABLE[:0], "num_users": 2}
+    with pytest.raises(ModelStructureError, match="no pair with a positive count") as raised:
+        fit_batches(engine, random.key(0), [batches[0], nothing], **options)
+    assert raised.value.__notes__[-1] == "In batch 1, counted from zero."

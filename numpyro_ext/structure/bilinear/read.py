@@ -160,6 +160,7 @@ def read_like(
     needs_observations: bool = True,
     unlisted_cells: Unlisted = "missing",
     has_sizes: bool = True,
+    with_censored: bool = False,
 ) -> BilinearReading:
     """Read the model of a reading on other arguments, with the same split, sides and order of components.
 
@@ -168,6 +169,7 @@ def read_like(
     :param bool needs_observations: otherwise those that are left out are given values, as only their cells are of use.
     :param str unlisted_cells: as for :func:`read_bilinear`.
     :param bool has_sizes: whether hyperparameters have the shapes of the fit.
+    :param bool with_censored: whether pairs that are censored are read, too, where the fit has such.
     :raises ModelStructureError: if the model has other sites on these arguments.
     """
     call = ModelCall(reading.model, args, dict(kwargs), rng_key)
@@ -186,11 +188,15 @@ def read_like(
         )
     if not is_held_out:
         check_data(sites)
+    pair_sites = None
+    if with_censored and isinstance(reading.model, EmittedPairs):
+        pair_sites = find_pair_sites(call._replace(model=reading.model.fn), ())
     return BilinearReading(
         call,
         sites,
         reading.field,
         like=reading,
+        pair_sites=pair_sites,
         is_held_out=is_held_out,
         unlisted_cells=unlisted_cells,
         takes_any_factor=reading.takes_any_factor,

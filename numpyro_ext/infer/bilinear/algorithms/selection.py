@@ -7,6 +7,7 @@ rows and columns are selected have Dirichlet posteriors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -32,6 +33,25 @@ class Selected(NamedTuple):
     log_columns: Array
     tangent: Array
     """Square of the tangent of the zeros of all pairs that are not listed, a scalar."""
+
+    def transposed(self) -> Selected:
+        """The same with rows and columns exchanged."""
+        return Selected(self.column_counts, self.row_counts, self.log_columns, self.log_rows, self.tangent)
+
+
+class SelectionTerms(NamedTuple):
+    """Sums over the vectors of a side, or over some of them."""
+
+    value: Array
+    """Terms that add up."""
+    prior_total: Array
+    """Parameters of the Dirichlet prior."""
+    posterior_total: Array
+
+    @property
+    def bound(self) -> Array:
+        """Terms of the objective, of the sums over a whole side."""
+        return self.value + gammaln(self.prior_total) - gammaln(self.posterior_total)
 
 
 class Censored(NamedTuple):
@@ -70,46 +90,55 @@ class Censored(NamedTuple):
         )
         return selected._replace(row_counts=rows, column_counts=columns)
 
-    def best_shares(self, selected: Selected, values: Array, side: Side, axis_name: str | None = None) -> Array:
-        """Logs of the shares of a side in the censored pairs that are best given the other side.
+    def best_shares(
+        self, selected: Selected, values: Array, side: Side, axis_name: str | None = None
+    ) -> tuple[Array, Array]:
+        """Logs of the shares of a side in the censored pairs that are best given the other side, and the log of what
+        they were divided by to add up to one.
 
         :param values: expected log probability that a pair with each vector of the side is censored, by the shares of
             the other side.
         """
-        if side == "columns":
-            return jax.nn.log_softmax(_expected_log(selected.column_counts, jnp.sum(selected.column_counts)) + values)
-        total = self._sum_rows(selected.row_counts, axis_name)
-        logits = _expected_log(selected.row_counts, total) + values
-        if self.weight is not None:
+        logits = digamma(selected.column_counts if side == "columns" else selected.row_counts) + values
+        if side == "rows" and self.weight is not None:
             logits = jnp.where(self.weight > 0.0, logits, -jnp.inf)
-        if axis_name is None:
-            return jax.nn.log_softmax(logits)
-        logits -= jax.lax.pmax(jnp.max(logits), axis_name)
-        return logits - jnp.log(over_devices(jnp.sum(jnp.exp(logits)), axis_name))
+        if side == "columns" or axis_name is None:
+            total = jax.nn.logsumexp(logits)
+        else:
+            most = jax.lax.pmax(jnp.max(logits), axis_name)
+            total = most + jnp.log(over_devices(jnp.sum(jnp.exp(logits - most)), axis_name))
+        return logits - total, total
 
     def bound(self, selected: Selected, axis_name: str | None = None) -> Array:
         """Terms of the objective that know of no vector: those of the selection, and the entropy of the shares."""
-        total = jnp.zeros_like(self.number)
-        posteriors, log_shares = selected[:2], (selected.log_rows, selected.log_columns)
+        value = jnp.zeros_like(self.number)
         sums = partial(self._sum_rows, axis_name=axis_name), jnp.sum
-        parts = zip(self.prior, self.counts, posteriors, self.shares(selected), log_shares, sums, strict=True)
-        for prior, count, posterior, share, log_share, add in parts:
-            log_selection = _expected_log(posterior, add(posterior))
-            total += add((count + self.number * share + prior - posterior) * log_selection)
-            total += gammaln(add(prior)) - add(gammaln(prior))
-            total += add(gammaln(posterior)) - gammaln(add(posterior))
-            total -= self.number * add(jnp.where(share > 0.0, share * log_share, 0.0))
-        return total
+        shares, posteriors = self.shares(selected), selected[:2]
+        parts = zip(self.terms(selected, axis_name), self.prior, self.counts, shares, posteriors, sums, strict=True)
+        for terms, prior, count, share, posterior, add in parts:
+            log_selection = digamma(posterior) - digamma(terms.posterior_total)
+            value += terms.bound + add((count + self.number * share + prior - posterior) * log_selection)
+        return value
+
+    def terms(self, selected: Selected, axis_name: str | None = None) -> tuple[SelectionTerms, SelectionTerms]:
+        """What rows and columns add to the objective, where their Dirichlet distributions are best for the shares."""
+        log_shares = selected.log_rows, selected.log_columns
+        sums: tuple[Callable[[Array], Array], ...] = (partial(self._sum_rows, axis_name=axis_name), jnp.sum)
+        parts = zip(self.prior, selected[:2], self.shares(selected), log_shares, sums, strict=True)
+        rows, columns = (
+            SelectionTerms(
+                add(gammaln(posterior) - gammaln(prior) - self.number * jnp.where(share > 0.0, share * log_share, 0.0)),
+                add(prior),
+                add(posterior),
+            )
+            for prior, posterior, share, log_share, add in parts
+        )
+        return rows, columns
 
     def _sum_rows(self, values: Array, axis_name: str | None) -> Array:
         if self.weight is not None:
             values = jnp.where(self.weight > 0.0, values, 0.0)
         return over_devices(jnp.sum(values), axis_name)
-
-
-def _expected_log(counts: Array, total: Array) -> Array:
-    """Expected log probabilities under a Dirichlet distribution, given the sum of its parameters."""
-    return digamma(counts) - digamma(total)
 
 
 def first_selected(form: Bilinear) -> Selected | None:

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ....compilation.pytree import PyTree
@@ -17,7 +16,7 @@ from ....compilation.store import shared as made_once
 from ..algorithms.quadratic import Elsewhere, Options, visit_closed
 from ..algorithms.schedules.devices import AXIS
 from ..algorithms.schedules.methods import Prepared
-from ..algorithms.schedules.visits import SharedVectors, Visited, visit_batch
+from ..algorithms.schedules.visits import Moves, SharedVectors, Visited, visit_batch
 
 _BY_PART: Any = PartitionSpec(AXIS)
 _EVERYWHERE: Any = PartitionSpec()
@@ -42,7 +41,7 @@ class BatchDevices:
         prepared: Prepared,
         visited: Visited,
         shared: SharedVectors,
-        moves_shared: bool,
+        moves: Moves,
         elsewhere: Elsewhere | None,
         closed: Options | None,
     ) -> tuple[Visited, SharedVectors]:
@@ -56,7 +55,7 @@ class BatchDevices:
         # All are put, as arrays of the host have another type than those that are on the devices, and another program.
         nothing: Any = ()
         own, factor = self._put(visited.own), visited._replace(own=nothing)
-        rest = factor, shared, np.asarray(moves_shared), elsewhere
+        rest = factor, shared, jax.tree.map(np.asarray, moves), elsewhere
         factor, *everywhere = jax.tree.map(self._spread, rest)
         program = made_once(_Visits, self.all, closed).program
         visited, shared = program(self._put(prepared), factor._replace(own=own), *everywhere)
@@ -123,10 +122,10 @@ def _visit_part(
     prepared: Prepared,
     visited: Visited,
     shared: SharedVectors,
-    moves_shared: Array,
+    moves: Moves,
     elsewhere: Elsewhere | None,
 ) -> tuple[Visited, SharedVectors]:
     """A visit of one device to its part."""
     prepared, own = jax.tree.map(lambda x: x[0], (prepared, visited.own))
-    visited, shared = visit(prepared, visited._replace(own=own), shared, moves_shared, elsewhere, axis_name=AXIS)
+    visited, shared = visit(prepared, visited._replace(own=own), shared, moves, elsewhere, axis_name=AXIS)
     return visited._replace(own=jax.tree.map(lambda x: x[None], visited.own)), shared

@@ -14,8 +14,9 @@ from ...front.results import Diagnostics
 from ...front.running.progress import progress_bar, warn
 from ...front.state import EngineState
 from ..engine import BilinearVG
+from .call import Batch, Call
 from .parts import BatchStore
-from .run import Batch, BatchRun, Call
+from .run import BatchRun
 
 
 def fit_batches(
@@ -42,6 +43,13 @@ def fit_batches(
 
     Unlisted zeros (``unlisted_cells="zero"``) are those of the rows of a batch, with tangents ``zeros="by_row"`` or
     ``"shared"``, which then is that of all batches; with tangents by row batches are of rows.
+    Those of counts are by row, on one device. ``zeros="exact"`` and ``"sampled"`` are refused, as is
+    ``solver="lbfgs"``.
+
+    Of censored pairs (:class:`~numpyro_ext.distributions.CensoredPairs`) a batch has some rows or columns and all of
+    their pairs, and ``num_censored`` is that of *all* pairs in every batch. The shares of the batches in what is
+    censored are renewed after each epoch, all else in each visit. Nothing is visited while batches are read, and the
+    values of the trace need not rise. They are fitted by one process.
 
     Hyperparameters are given and not learned: fit some of the batches with ``engine.run`` first, and pass what it
     learned.
@@ -66,7 +74,8 @@ def fit_batches(
     :param kwargs: keyword arguments of the model that are the same for all batches.
     :return: an engine that has run. Its ``log_evidence`` is that of all batches, its posterior that of the shared
         vectors and of the *last* batch of this process; for the vectors of another use ``fold_in`` with its arguments,
-        in a process that has them.
+        in a process that has them. Where pairs are censored there is no ``fold_in``: go on with ``init_state`` and
+        the batch that is asked for at the end; probabilities of selection of its vectors are those among them.
         ``diagnostics.objective_trace`` has the sums over the visits of each epoch, and at its end the value that
         ``log_evidence`` has.
     :raises ValueError: if there is no batch, hyperparameters are left to learn, ``over`` is no Gaussian site, the

@@ -45,8 +45,8 @@ class DividedBatch:
 
     def __init__(self, form: Bilinear, own: Block, shared: Block, closed: Options | None, num_devices: int) -> None:
         self._own, self._shared, self._closed = own, shared, closed
-        self._form: Bilinear = jax.tree.map(np.asarray, form)
-        self._places = place_rows(self._form.row_index, self._form.column_index, own.mean.shape[0], num_devices)
+        self.form: Bilinear = jax.tree.map(np.asarray, form)
+        self._places = place_rows(self.form.row_index, self.form.column_index, own.mean.shape[0], num_devices)
         self._num_devices = num_devices
 
     @property
@@ -74,7 +74,7 @@ class DividedBatch:
         return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[device, place]), own)
 
     def _part(self, device: int, sizes: Sizes, is_filler: bool) -> tuple[Prepared, Block]:
-        form, places = self._form, self._places
+        form, places = self.form, self._places
         cells = _extended(places.cells[device], sizes.num_cells)
         is_cell = np.arange(sizes.num_cells) < (0 if is_filler else places.is_cell[device].sum())
         vectors = _extended(places.source.reshape(self._num_devices, -1)[device], sizes.num_vectors)
@@ -93,6 +93,10 @@ class DividedBatch:
         assert isinstance(form.rows, GaussianSide)  # by BatchRun
         weight = jnp.asarray(is_used, form.rows.mean.dtype)
         taken["rows"] = GaussianSide(form.rows.mean[vectors], form.rows.precision[vectors], weight)
+        if form.background is not None and form.background.selection is not None:
+            selection = form.background.selection
+            selection = selection._replace(rows=selection.rows[vectors])
+            taken["background"] = form.background._replace(selection=selection)
         taken["log_constant"] = form.log_constant * (device == 0 and not is_filler)
         part = jax.tree.map(jnp.asarray, form._replace(**taken))
         own = jax.tree.map(lambda x: np.asarray(x)[vectors], self._own)

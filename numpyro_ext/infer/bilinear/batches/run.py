@@ -7,59 +7,37 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from ....compilation.pytree import PyTree
-from ....structure.bilinear.form import GaussianSide
+from ....structure.bilinear.form import Bilinear, GaussianSide
 from ....structure.bilinear.read import read_like
 from ....structure.bilinear.reading import BilinearReading
-from ....structure.model.running.execution import check_key
 from ...front.results import Diagnostics
-from ...front.state import EngineState, data_digest
+from ...front.state import data_digest
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms import sweeps as core
 from ..algorithms.cells import Block
-from ..algorithms.quadratic import Elsewhere, Options
-from ..algorithms.schedules.visits import SharedVectors, Visited, start_shared, start_visited
+from ..algorithms.quadratic import Options
+from ..algorithms.schedules.visits import (
+    Moves,
+    SharedVectors,
+    Visited,
+    start_visited,
+    with_shares_by_totals,
+)
 from ..engine import BilinearVG
 from ..run import BilinearRun
+from .call import Batch, Call
 from .checkpoints import BatchCheckpoints, Progress
 from .devices import BatchDevices
 from .parts import BatchStore, DividedBatch, Sizes
 from .processes import Processes, Record
-
-Batch: TypeAlias = tuple[object, ...] | Mapping[str, object]
-_Part = TypeVar("_Part")
-
-
-class Call(NamedTuple):
-    """Arguments of :func:`~numpyro_ext.infer.fit_batches` that all processes share."""
-
-    engine: BilinearVG
-    rng_key: Array
-    over: str
-    num_epochs: int
-    init_state: EngineState | None
-    kwargs: dict[str, Any]
-
-    def check(self) -> None:
-        """Refuse what batches cannot do."""
-        check_key(self.rng_key)
-        engine = self.engine
-        if self.num_epochs < 1:
-            raise ValueError(f"num_epochs must be at least 1, got {self.num_epochs}.")
-        if engine.solver != "natural-gradient":
-            raise ValueError("Batches are fitted by natural gradients or closed updates: leave solver at its default.")
-        if engine.unlisted_cells == "zero" and engine.zeros in ("exact", "sampled"):
-            raise ValueError(
-                f"zeros={engine.zeros!r} visits cells of the whole matrix, or draws them, and batches hold some rows: "
-                "take zeros='by_row' or 'shared'."
-            )
+from .together import check_alike, elsewhere_of, objective_of, selected_of
 
 
 class BatchRun:
@@ -88,6 +66,7 @@ class BatchRun:
         self._num_of_all = [0] * len(self.processes.numbers)
         self._digests: list[str] = []
         self._checkpoints = BatchCheckpoints(path, self.processes)
+        self._has_begun = False
 
         def begin() -> Record:
             call.check()
@@ -106,11 +85,10 @@ class BatchRun:
     _read_last: tuple[BilinearReading, DividedBatch]
     _last: tuple[int, BilinearReading, DividedBatch]
     """The last batch of this process that may be visited, with its number."""
+    _form: Bilinear
+    """That of the first batch, without its cells."""
     _space: UnconstrainedSpace
     _shared: SharedVectors
-    _prior: GaussianSide
-    _common_prior: GaussianSide | None
-    _is_over_rows: bool
     _closed: Options | None
     """Closed updates, where these take the place of steps."""
 
@@ -132,8 +110,12 @@ class BatchRun:
     @property
     def may_be_cut_short(self) -> bool:
         """True if there is something to answer with, and no other process would wait for this one."""
-        has_begun = bool(self.progress.trace) or not self._checkpoints.is_resumed
-        return self.processes.is_alone and bool(self._visited) and has_begun
+        visits_first = not self._checkpoints.is_resumed and not self._is_censored
+        return self.processes.is_alone and bool(self._visited) and (self._has_begun or visits_first)
+
+    @property
+    def _is_censored(self) -> bool:
+        return self._shared.selection is not None
 
     # Reading
 
@@ -151,7 +133,7 @@ class BatchRun:
         sizes = Sizes(*map(max, zip(*found, strict=True))).rounded()
         same = self.processes.share(partial(self._store_batch, sizes), where)
         self.processes.check_equal(same)
-        if not self._checkpoints.is_resumed:
+        if not self._checkpoints.is_resumed and not self._is_censored:
             # Shared vectors that have seen other batches must not forget them before these have been visited.
             self.visit(number, moves_shared=self.call.init_state is None)
         return True
@@ -187,26 +169,26 @@ class BatchRun:
         kwargs = {**self.call.kwargs, **(batch if isinstance(batch, Mapping) else {})}
         key = jax.random.fold_in(self.call.rng_key, number)
         if number:
-            reading = read_like(self._reading, args, kwargs, key, unlisted_cells=engine.unlisted_cells)
+            unlisted = engine.unlisted_cells
+            reading = read_like(self._reading, args, kwargs, key, unlisted_cells=unlisted, with_censored=True)
         else:
             reading, self._space, _ = engine._prepare(key, args, kwargs)
             self._reading = reading
-            self._check_first()
+            self.call.check_reading(reading, self._space, self.processes.is_alone)
         space = self._space
         programs, given = engine._programs(reading, space), (reading.data, space.fixed)
         form, start = programs.form(*given), programs.init_state(*given, key)
-        form = form if self._is_over_rows else form.transposed()
+        form = form if self.call.is_over_rows(reading) else form.transposed()
         own, shared = self._sides(start.rows, start.columns)
-        prior = form.columns
-        assert isinstance(own, Block) and isinstance(shared, Block) and isinstance(prior, GaussianSide)
+        assert isinstance(own, Block) and isinstance(shared, Block)
         # The cells of a batch are few of those that a matrix of its vectors would have, and batches are of one kind.
         closed = programs.closed and programs.closed._replace(kind="tiles")
         if number:
-            self._check_shared(prior, form.common and form.common.prior)
+            check_alike(self._form, form, self._sides(*reading.sides)[1], number)
             self._check_updates(closed)
         else:
-            self._prior, self._common_prior = prior, form.common and form.common.prior
-            self._shared = self._first_shared(start)
+            self._form = core.without_cells(form)
+            self._shared = self.call.first_shared(reading, form, start)
             self._closed = closed
         # The shared vectors have random signs, and the own ones follow, however they are divided.
         own = own._replace(mean=form.rows.mean)
@@ -218,7 +200,13 @@ class BatchRun:
         reading, batch = self._read_last
         prepared, own = batch.prepare(sizes, is_filler=not self._has_next)
         self._store.append(prepared)
-        self._visited.append(start_visited(own, self._shared, has_shared_tangent=self._has_shared_tangent))
+        num_own, selection = None, self._shared.selection
+        if selection is not None:
+            num_own = batch.form.rows.mean.shape[0]
+            listed = selection.listed + batch.form.listed_counts()[1]
+            self._shared = self._shared._replace(selection=selection._replace(listed=listed))
+        has_shared_tangent = self.call.has_shared_tangent(reading)
+        self._visited.append(start_visited(own, self._shared, has_shared_tangent=has_shared_tangent, num_own=num_own))
         if self._has_next:
             self._last = self.num_batches - 1, reading, batch
         leaves, structure = jax.tree.flatten_with_path(prepared)
@@ -228,7 +216,8 @@ class BatchRun:
 
     def _described(self) -> Record:
         """Options that are the same in all processes."""
-        call, families = self.call, self._engine._families(self._reading)
+        call, families, prior = self.call, self._engine._families(self._reading), self._form.columns
+        assert isinstance(prior, GaussianSide)
         return {
             "over": call.over,
             "num_epochs": call.num_epochs,
@@ -237,89 +226,15 @@ class BatchRun:
             "Sites of rows and columns": [list(names) for names in self._reading.sides],
             "covariance of rows and columns": list(families),
             "Updates": str(self._closed),
-            "Number of shared vectors": self._prior.mean.shape[0],
-            "Components of a shared vector": self._prior.mean.shape[1],
-            "Numbers are": str(self._prior.mean.dtype),
-            "Prior of the shared vectors (sums)": _sums((self._prior.mean, self._prior.precision)),
+            "Number of shared vectors": prior.mean.shape[0],
+            "Components of a shared vector": prior.mean.shape[1],
+            "Numbers are": str(prior.mean.dtype),
+            "Prior of the shared vectors (sums)": _sums((prior.mean, prior.precision)),
             "Start of the shared vectors (sums)": _sums((self._shared.block, self._shared.common)),
         }
 
-    def _check_first(self) -> None:
-        if self._space.names:
-            raise ValueError(
-                f"{list(self._space.names)} would have to be learned, which batches cannot: fit some of the data with "
-                "engine.run, and give BilinearVG(..., hyper_values=...) what it learned."
-            )
-        sides = self._reading.sides
-        if any(self._reading.is_coupled):
-            raise ValueError(
-                "Batches share vectors that are independent, and covariance='component' is for vectors that depend on "
-                "each other: fit with engine.run, and add rows to the fit by fold_in."
-            )
-        if self.call.over not in self._reading.field:
-            raise ValueError(
-                f"over must be a site of one of the sides, {sides[0]} or {sides[1]}; got {self.call.over!r}."
-            )
-        self._is_over_rows = self.call.over in sides[0]
-        if self._reading.pair_sites is not None:
-            raise ValueError(
-                f"Site '{self._reading.pair_sites.name}' has censored pairs, whose rows share what was censored: fit "
-                "all of them by engine.run."
-            )
-
-        if self._reading.unlisted_cells == "zero" and not self._is_over_rows and not self._has_shared_tangent:
-            can_share = ", or zeros='shared'" if self.call.engine.bound == "jaakkola" else ""
-            raise ValueError(
-                f"Unlisted zeros have a tangent for each row, and batches over {self.call.over!r} are of columns: take "
-                f"batches over one of {list(sides[0])}{can_share}."
-            )
-
-    @property
-    def _has_shared_tangent(self) -> bool:
-        """True if the unlisted zeros of all batches share a tangent."""
-        engine = self.call.engine
-        return engine.unlisted_cells == "zero" and engine.zeros == "shared" and engine.bound == "jaakkola"
-
-    def _sides(self, rows: _Part, columns: _Part) -> tuple[_Part, _Part]:
-        """Own and shared of two parts; or, the other way, those of rows and of columns."""
-        return (rows, columns) if self._is_over_rows else (columns, rows)
-
-    def _first_shared(self, start: core.State) -> SharedVectors:
-        """Start of what is shared: at random, or where an earlier fit left it."""
-
-        def blocks(state: core.State) -> tuple[Block, Block | None]:
-            shared = self._sides(state.rows, state.columns)[1]
-            assert isinstance(shared, Block)
-            return shared, state.common
-
-        block, common = blocks(start)
-        if self.call.init_state is not None:
-            block, common = blocks(self.call.init_state.state)
-            found, expected = (
-                [None if x is None else x.shape for b in parts if b is not None for x in b]
-                for parts in ((block, common), blocks(start))
-            )
-            if found != expected:
-                raise ValueError(
-                    f"init_state has shared vectors with means and covariances of the shapes {found}; on these batches "
-                    f"they have {expected}."
-                )
-        return start_shared(block, self._prior, common, self._common_prior)
-
-    def _check_shared(self, *priors: GaussianSide | None) -> None:
-        expected, found = (
-            [np.asarray(x) for p in both if p is not None for x in (p.mean, p.precision)]
-            for both in ((self._prior, self._common_prior), priors)
-        )
-        names = self._sides(*self._reading.sides)[1]
-        what = f"{list(names)} of batch {self.num_batches}, counted from zero,"
-        if expected[0].shape != found[0].shape:
-            raise ValueError(
-                f"{what} are {found[0].shape[0]} vectors of {found[0].shape[1]} components, in the first batch "
-                f"{expected[0].shape[0]} of {expected[0].shape[1]}: all batches must share them."
-            )
-        if not all(np.allclose(x, y, equal_nan=True) for x, y in zip(expected, found, strict=True)):
-            raise ValueError(f"{what} have another prior than in the first batch: all batches must share it.")
+    def _sides(self, rows: Any, columns: Any) -> Any:
+        return self.call.sides(self._reading, rows, columns)
 
     def _check_updates(self, closed: Options | None) -> None:
         if closed != self._closed:
@@ -330,14 +245,17 @@ class BatchRun:
 
     # Visits
 
-    def visit(self, number: int, *, moves_shared: bool = True) -> None:
-        """Visit a batch of every process."""
+    def visit(self, number: int, *, moves_shared: bool = True, moves_shares: bool | None = None) -> None:
+        """Visit a batch of every process.
+
+        :param bool moves_shares: whether shares in censored pairs move, by default as what is shared.
+        """
         visited, shared = self._devices.visit(
             self._store[number],
             self._visited[number],
             self._shared,
-            moves_shared,
-            self._elsewhere(number),
+            Moves(moves_shared, moves_shared if moves_shares is None else moves_shares),
+            elsewhere_of(self._visited, number),
             self._closed,
         )
         # Together, once both are there: an interruption must not leave a factor that is counted twice.
@@ -348,23 +266,28 @@ class BatchRun:
                 "covariates are not finite, or its rates overflow. Run the engine on this batch alone for the reason."
             )
 
-    def _elsewhere(self, number: int) -> Elsewhere | None:
-        """What all other batches say of a tangent that all share, if there is one."""
-        if self._visited[number].left is None:
-            return None
-        others = [np.asarray(v.left) for i, v in enumerate(self._visited) if i != number]
-        return Elsewhere(jnp.asarray(np.sum([np.zeros(3), *others], axis=0)))
-
     def begin(self) -> None:
-        """Count the visits while reading as the first epoch, or go on from a checkpoint."""
+        """Count the visits while reading as the first epoch, or go on from a checkpoint.
+
+        Where pairs are censored nothing was visited yet, as rows share them with those of batches that come later.
+        """
         if self._checkpoints.is_resumed:
             self.processes.share(self._resume, "while it read its checkpoint")
+        elif not self._is_censored:
+            self.end_epoch()
         else:
+            self._visited = jax.tree.map(np.asarray, with_shares_by_totals(self._visited))
+        self._has_begun = True
+        if self._is_censored and self.call.init_state is not None and not self.progress.trace:
+            for number in range(self.num_batches):
+                self.visit(number, moves_shared=False, moves_shares=True)
             self.end_epoch()
 
     def end_epoch(self) -> None:
         """Find the objective, and write a checkpoint."""
         self.progress.advance(self.objective(), self.call.engine._tolerance())
+        if self._is_censored:
+            self._visited = jax.tree.map(np.asarray, with_shares_by_totals(self._visited))
         self._checkpoints.write(self._shared, self._visited, self.progress, self._digest)
 
     def _resume(self) -> Record:
@@ -378,9 +301,7 @@ class BatchRun:
 
     def objective(self) -> float:
         """Objective of all batches, each as of its last visit."""
-        block, common = jax.tree.map(np.asarray, (self._shared.block, self._shared.common))
-        cost = self._shared._replace(block=block, common=common).divergence(self._prior, self._common_prior)
-        return sum(float(v.objective) for v in self._visited) - float(cost)
+        return objective_of(self._visited, self._shared, self._form)
 
     def finish(self, bound: float, diagnostics: Diagnostics) -> BilinearVG:
         """The engine of the last batch of this process."""
@@ -390,7 +311,12 @@ class BatchRun:
         found = self._shared.block, self._shared.step, self._shared.common
         *shared, common = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, found))
         (rows, row_step), (columns, column_step) = self._sides(own, tuple(shared))
-        state = core.State(rows, columns, row_step, column_step, jnp.asarray(bound), jnp.asarray(0), common)
+        selected = None
+        if self._shared.selection is not None:
+            shares = batch.in_order((last.own.log_shares, last.own.counts))
+            selected = selected_of(last, shares, self._shared.selection)
+            selected = selected if self.call.is_over_rows(reading) else selected.transposed()
+        state = core.State(rows, columns, row_step, column_step, jnp.asarray(bound), jnp.asarray(0), common, selected)
         call, space = self.call, self._space
         programs = self._engine._programs(reading, space)
         return call.engine._with_run(

@@ -58,6 +58,13 @@ class Elsewhere(NamedTuple):
 
     left: Array
     """Number, sum of predictors and sum of expected squares of their unlisted zeros, shape ``(3,)``."""
+    values: Array | None = None
+    """Where pairs are censored, bounds of the expected log probability that a pair with each column is, by the shares
+    of their rows."""
+    share: Array | None = None
+    """Sum of the shares of these rows."""
+    log_own_share: Array | None = None
+    """Log of the sum of the shares of the rows that are here."""
 
 
 class Views(NamedTuple):
@@ -69,7 +76,7 @@ class Views(NamedTuple):
     """Zeros of all pairs, seen from the rows."""
     censored: Censored | None = None
     elsewhere: Elsewhere | None = None
-    """Where the rows are one batch of several that share a tangent."""
+    """Where the rows are one batch of several that share tangents or shares."""
 
     def problem(self, side: Side, options: Options) -> Problem:
         """The cells and zeros as one side sees them."""
@@ -129,9 +136,7 @@ def sweep(
     :return: the next state and what the sweep found. The objective never falls.
     """
     views = make_views(form, options) if views is None else views
-    if views.censored is not None:
-        assert state.selected is not None
-        state = state._replace(selected=views.censored.with_counts(state.selected))
+    state = with_counts(state, views)
     cells = views.at_cells(state, first, options)
     if state.common is not None:
         state = update_common(form, state, with_tangents(views, state, options, cells), options, cells)
@@ -140,7 +145,7 @@ def sweep(
             cells = views.at_cells(state, side, options)
             state = _with_tangent(state, views, options, cells)
         if views.censored is not None:
-            state = _with_shares(state, views, options, cells)
+            state = with_shares(state, views, options, cells).state
         views = with_tangents(views, state, options, cells)
         state = update_side(form, state, views, side, options, refresh=refresh, cells=cells)
     if with_gauge and views.censored is None:
@@ -191,10 +196,28 @@ def _with_tangent(state: State, views: Views, options: Options, cells: AtCells) 
     return state._replace(selected=state.selected._replace(tangent=tangents[0]))
 
 
-def _with_shares(state: State, views: Views, options: Options, cells: AtCells) -> State:
+def with_counts(state: State, views: Views) -> State:
+    """The state with the best Dirichlet distributions of the selection, where pairs are censored."""
+    if views.censored is None or state.selected is None:
+        return state
+    return state._replace(selected=views.censored.with_counts(state.selected))
+
+
+class WithShares(NamedTuple):
+    """A state with the best shares of a side in the censored pairs."""
+
+    state: State
+    values: Array
+    """Bounds of the expected log probability that a pair with each vector is censored, by the shares that the vectors
+    which are here have of the other side."""
+    log_total: Array
+    """Log of what the shares were divided by."""
+
+
+def with_shares(state: State, views: Views, options: Options, cells: AtCells) -> WithShares:
     """The state with the best shares in the censored pairs of the side in whose order the cells are."""
     side, products = cells
-    selected = state.selected
+    selected, elsewhere = state.selected, views.elsewhere
     assert selected is not None and views.censored is not None
     values = jnp.zeros_like(selected.row_counts if side == "rows" else selected.column_counts)
     if options.selection == "learned":
@@ -202,9 +225,16 @@ def _with_shares(state: State, views: Views, options: Options, cells: AtCells) -
         values = zero_values(problem, products, *blocks_of(state, side), state.common)
         if side == "columns":
             values = over_devices(values, options.axis_name) / views.censored.number
-    shares = views.censored.best_shares(selected, values, side, options.axis_name)
-    selected = selected._replace(**{"log_rows" if side == "rows" else "log_columns": shares})
-    return state._replace(selected=selected)
+    of_all, log_share = values, jnp.zeros(())
+    if elsewhere is not None:
+        assert elsewhere.values is not None and elsewhere.share is not None and elsewhere.log_own_share is not None
+        if side == "rows":
+            log_share = elsewhere.log_own_share
+        else:
+            of_all = (values + elsewhere.values) / (jnp.exp(elsewhere.log_own_share) + elsewhere.share)
+    shares, total = views.censored.best_shares(selected, of_all, side, options.axis_name)
+    selected = selected._replace(**{"log_rows" if side == "rows" else "log_columns": shares + log_share})
+    return WithShares(state._replace(selected=selected), values, total)
 
 
 def blocks_of(state: State, side: Side = "rows") -> tuple[Block, Block]:

@@ -18,12 +18,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from .....linalg.cholesky import cholesky, cholesky_solve
 from .....structure.bilinear.form import GaussianSide
 from .. import steps
 from .. import sweeps as core
 from ..cells import Block, over_devices, sum_cells
+from ..selection import SelectionTerms
 from .loop import fit_side
 from .methods import Prepared
 
@@ -54,6 +56,30 @@ class Factor(NamedTuple):
         return GaussianSide(cholesky_solve(cholesky(precision), shift), precision)
 
 
+class SharedSelection(NamedTuple):
+    """Shared vectors in the selection of pairs of which some are censored."""
+
+    log_shares: Array
+    """Logs of their shares in the censored pairs, shape ``(num,)``."""
+    counts: Array
+    """Parameters of the Dirichlet distribution of their probabilities."""
+    tangent: Array
+    """Square of the tangent of the zeros of all pairs that are not listed."""
+    listed: Array
+    """Total counts of the listed pairs of all batches, shape ``(num,)``."""
+    terms: SelectionTerms
+
+    @classmethod
+    def first(cls, prior: Array, tangent: ArrayLike = 1.0) -> SharedSelection:
+        """Equal shares, before any pair has been read.
+
+        :param prior: concentrations of the Dirichlet prior.
+        """
+        zero, tangent = jnp.zeros((), prior.dtype), jnp.asarray(tangent, prior.dtype)
+        shares = jnp.full_like(prior, -jnp.log(prior.size))
+        return cls(shares, prior, tangent, jnp.zeros_like(prior), SelectionTerms(zero, zero, zero))
+
+
 class SharedVectors(NamedTuple):
     """What all batches share, with the prior times the factors of all batches."""
 
@@ -64,6 +90,8 @@ class SharedVectors(NamedTuple):
     common: Block | None = None
     """The common unknowns, where these have a posterior."""
     common_total: Factor | None = None
+    selection: SharedSelection | None = None
+    """Where pairs are censored."""
 
     def divergence(self, prior: GaussianSide, common_prior: GaussianSide | None) -> Array:
         """Divergence from the priors."""
@@ -87,6 +115,34 @@ class OwnVectors(NamedTuple):
     block: Block
     step: Array
     """Step sizes, one per vector."""
+    log_shares: Array | None = None
+    """Logs of the shares of the vectors in the censored pairs of the batch, where there are any, shape ``(num,)``."""
+    counts: Array | None = None
+    """Parameters of the Dirichlet distribution of their probabilities."""
+
+
+class BatchSelection(NamedTuple):
+    """A batch in the selection of pairs of which some are censored."""
+
+    log_share: Array
+    """Log of its share in the censored pairs."""
+    log_total: Array
+    """The same but for a constant that all batches share, as of the last visit."""
+    seen_share: Array
+    """Share that the last visit knew of; zero before the first."""
+    values: Array
+    """Bounds of the expected log probability that a pair with each shared vector is censored, by the shares of the
+    batch's own vectors, shape ``(num_shared,)``."""
+    terms: SelectionTerms
+
+
+class Moves(NamedTuple):
+    """Parts of a posterior that a visit moves besides the batch's own vectors."""
+
+    shared: ArrayLike
+    """Whether the shared vectors move, with all that batches share."""
+    shares: ArrayLike
+    """Whether the shares of own vectors in the censored pairs of the batch move."""
 
 
 class Visited(NamedTuple):
@@ -101,6 +157,17 @@ class Visited(NamedTuple):
     left: Array | None = None
     """Number, sum of predictors and sum of expected squares of the batch's unlisted zeros, where those of all batches
     share a tangent; shape ``(3,)``."""
+    selection: BatchSelection | None = None
+    """Where pairs are censored."""
+
+    def with_share(self, log_share: Array) -> Visited:
+        """The same where the batch has another share in the censored pairs."""
+        selection = self.selection
+        assert selection is not None and self.left is not None
+        ratio = jnp.exp(log_share - selection.log_share)
+        seen, values = selection.seen_share * ratio, selection.values * ratio
+        selection = selection._replace(log_share=log_share, seen_share=seen, values=values)
+        return self._replace(left=self.left * ratio, selection=selection)
 
 
 def start_shared(
@@ -112,24 +179,41 @@ def start_shared(
     return SharedVectors(block, step, Factor.of_prior(prior), common, common_total)
 
 
-def start_visited(own: Block, shared: SharedVectors, *, has_shared_tangent: bool = False) -> Visited:
+def start_visited(
+    own: Block, shared: SharedVectors, *, has_shared_tangent: bool = False, num_own: int | None = None
+) -> Visited:
     """Before the first visit of a batch.
 
     :param Block own: its vectors.
     :param bool has_shared_tangent: whether all batches share the tangent of unlisted zeros.
+    :param int num_own: number of vectors, without those that only fill up, where pairs are censored.
     """
     dtype = own.mean.dtype
     factor, common = jax.tree.map(jnp.zeros_like, (shared.total, shared.common_total))
-    vectors = OwnVectors(own, jnp.full(own.mean.shape[:-1], 0.5, dtype))
-    left = jnp.zeros(3, dtype) if has_shared_tangent else None
-    return Visited(vectors, factor, jnp.full((), -jnp.inf, dtype), common, left)
+    step, zero = jnp.full(own.mean.shape[:-1], 0.5, dtype), jnp.zeros((), dtype)
+    found = Visited(OwnVectors(own, step), factor, jnp.full((), -jnp.inf, dtype), common)
+    if has_shared_tangent:
+        found = found._replace(left=jnp.zeros(3, dtype))
+    if shared.selection is None or num_own is None:
+        return found
+    share, nothing = jnp.log(jnp.full((), num_own, dtype)), jnp.zeros_like(shared.selection.log_shares)
+    vectors = OwnVectors(own, step, jnp.full_like(step, -share), jnp.zeros_like(step))
+    return found._replace(
+        own=vectors, selection=BatchSelection(share, share, zero, nothing, SelectionTerms(zero, zero, zero))
+    )
+
+
+def with_shares_by_totals(visited: list[Visited]) -> list[Visited]:
+    """Batches with the shares in the censored pairs that are best, given the shares of vectors within each."""
+    totals = jnp.stack([jnp.asarray(v.selection.log_total) for v in visited if v.selection is not None])
+    return [v.with_share(share) for v, share in zip(visited, jax.nn.log_softmax(totals), strict=True)]
 
 
 def visit_batch(
     prepared: Prepared,
     visited: Visited,
     shared: SharedVectors,
-    moves_shared: Array,
+    moves: Moves,
     elsewhere: None = None,
     *,
     axis_name: str | None = None,
@@ -139,7 +223,7 @@ def visit_batch(
     :param Prepared prepared: the batch, or the part of it that a device has; its own vectors are the rows.
     :param Visited visited: what its last visit left.
     :param SharedVectors shared: at present.
-    :param moves_shared: false leaves the shared vectors where they are.
+    :param Moves moves: what moves besides the batch's own vectors.
     :param elsewhere: steps need to know no more of other batches than their factors.
     :param str axis_name: of the axis of devices between which the batch's own vectors are divided, if they are.
 
@@ -172,7 +256,7 @@ def visit_batch(
     def move_shared(_: int, carry: tuple[Block, Array]) -> tuple[Block, Array]:
         return steps.step_side(view, carry[0], own, others, carry[1], axis_name=axis_name)[:2]
 
-    block, step = lax.fori_loop(0, jnp.where(moves_shared, _SHARED_STEPS, 0), move_shared, (shared.block, shared.step))
+    block, step = lax.fori_loop(0, jnp.where(moves.shared, _SHARED_STEPS, 0), move_shared, (shared.block, shared.step))
     sums = over_devices(sum_cells(view, block, own, with_matrix=True), axis_name)
     factor = Factor(sums.precision, sums.slope + jnp.einsum("nij,nj->ni", sums.precision, block.mean))
     found = Visited(OwnVectors(own, own_step), factor, total(form.log_constant) + total(values))

@@ -1,0 +1,108 @@
+"""What all batches say together: their objective, and what one of them needs to know of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from ....structure.bilinear.form import Bilinear, GaussianSide
+from ..algorithms.quadratic import Elsewhere
+from ..algorithms.schedules.visits import SharedSelection, SharedVectors, Visited
+from ..algorithms.selection import Selected, SelectionTerms
+
+
+def elsewhere_of(visited: list[Visited], number: int) -> Elsewhere | None:
+    """What all other batches say of tangents and shares that belong to all, where there are any.
+
+    :param visited: all batches.
+    :param int number: of one of them.
+    """
+    one = visited[number]
+    if one.left is None:
+        return None
+
+    def of_others(parts: list[Array | None]) -> Array:
+        """Sum over the others."""
+        found = [np.asarray(x) for x in parts if x is not None]
+        return jnp.asarray(np.sum([np.zeros_like(found[0]), *found[:number], *found[number + 1 :]], axis=0))
+
+    left = of_others([v.left for v in visited])
+    if one.selection is None:
+        return Elsewhere(left)
+    values = of_others([v.selection and v.selection.values for v in visited])
+    share = of_others([v.selection and v.selection.seen_share for v in visited])
+    return Elsewhere(left, values, share, jnp.asarray(one.selection.log_share))
+
+
+def objective_of(visited: list[Visited], shared: SharedVectors, form: Bilinear) -> float:
+    """Objective of all batches, each as of its last visit.
+
+    :param Bilinear form: of one of them, for the priors of what is shared.
+    """
+    value = sum(float(v.objective) for v in visited)
+    terms = [v.selection.terms for v in visited if v.selection is not None]
+    if shared.selection is not None:
+        rows: SelectionTerms = jax.tree.map(lambda *x: jnp.sum(jnp.stack(x)), *terms)
+        columns: SelectionTerms = jax.tree.map(np.asarray, shared.selection.terms)
+        value += float(rows.bound) + float(columns.bound)
+    block, common = jax.tree.map(np.asarray, (shared.block, shared.common))
+    assert isinstance(form.columns, GaussianSide)
+    common_prior = None if form.common is None else form.common.prior
+    return value - float(shared._replace(block=block, common=common).divergence(form.columns, common_prior))
+
+
+def selected_of(last: Visited, counts: tuple[Array, Array], shared: SharedSelection) -> Selected:
+    """The selection of one batch, as rows, and of what is shared.
+
+    :param Visited last: the batch.
+    :param counts: logs of its vectors' shares in the censored pairs of the batch, and their counts.
+    """
+    assert last.selection is not None
+    log_shares, own_counts = counts
+    found = own_counts, shared.counts, log_shares + last.selection.log_share, shared.log_shares, shared.tangent
+    return Selected(*(jnp.asarray(np.asarray(x)) for x in found))
+
+
+def check_alike(first: Bilinear, form: Bilinear, names: Sequence[str], number: int) -> None:
+    """Refuse a batch that does not share with the first one what all batches share.
+
+    :param Bilinear first: form of the first batch, without its cells; own vectors are rows.
+    :param Bilinear form: of another batch.
+    :param names: sites of the shared vectors.
+    :param int number: of this batch.
+    :raises ValueError: if something shared differs.
+    """
+    where = f"batch {number}, counted from zero"
+    (expected, *priors), (found, *others) = (
+        [side for side in (f.columns, f.common and f.common.prior) if isinstance(side, GaussianSide)]
+        for f in (first, form)
+    )
+    if expected.mean.shape != found.mean.shape:
+        raise ValueError(
+            f"{list(names)} of {where}, are {found.mean.shape[0]} vectors of {found.mean.shape[1]} components, in the "
+            f"first batch {expected.mean.shape[0]} of {expected.mean.shape[1]}: all batches must share them."
+        )
+    pairs = [(expected, found), *zip(priors, others, strict=True)]
+    arrays = [both for one, other in pairs for both in ((one.mean, other.mean), (one.precision, other.precision))]
+    if not all(np.allclose(*both, equal_nan=True) for both in arrays):
+        raise ValueError(
+            f"{list(names)} of {where}, have another prior than in the first batch: all batches must share it."
+        )
+    if first.background is None or form.background is None or first.background.selection is None:
+        return
+    assert form.background.selection is not None
+    censored, of_batch = float(first.background.exposure), float(form.background.exposure)
+    if censored != of_batch:
+        raise ValueError(
+            f"num_censored is {of_batch:g} in {where}, and {censored:g} in the first: give all batches that of all "
+            "pairs together."
+        )
+    if not np.allclose(first.background.selection.columns, form.background.selection.columns):
+        raise ValueError(
+            f"The probabilities with which {list(names)} are selected have another prior in {where}, than in the first "
+            "batch: all batches must share it."
+        )
