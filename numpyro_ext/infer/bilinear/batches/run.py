@@ -7,7 +7,6 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -179,12 +178,12 @@ class BatchRun:
         programs, given = engine._programs(reading, space), (reading.data, space.fixed)
         form, start = programs.form(*given), programs.init_state(*given, key)
         form = form if self.call.is_over_rows(reading) else form.transposed()
-        own, shared = self._sides(start.rows, start.columns)
+        own, shared = self.call.sides(reading, start.rows, start.columns)
         assert isinstance(own, Block) and isinstance(shared, Block)
         # The cells of a batch are few of those that a matrix of its vectors would have, and batches are of one kind.
         closed = programs.closed and programs.closed._replace(kind="tiles")
         if number:
-            check_alike(self._form, form, self._sides(*reading.sides)[1], number)
+            check_alike(self._form, form, self.call.sides(reading, *reading.sides)[1], number)
             self._check_updates(closed)
         else:
             self._form = core.without_cells(form)
@@ -232,9 +231,6 @@ class BatchRun:
             "Prior of the shared vectors (sums)": _sums((prior.mean, prior.precision)),
             "Start of the shared vectors (sums)": _sums((self._shared.block, self._shared.common)),
         }
-
-    def _sides(self, rows: Any, columns: Any) -> Any:
-        return self.call.sides(self._reading, rows, columns)
 
     def _check_updates(self, closed: Options | None) -> None:
         if closed != self._closed:
@@ -310,7 +306,7 @@ class BatchRun:
         own = batch.in_order((last.own.block, last.own.step))
         found = self._shared.block, self._shared.step, self._shared.common
         *shared, common = jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, found))
-        (rows, row_step), (columns, column_step) = self._sides(own, tuple(shared))
+        (rows, row_step), (columns, column_step) = self.call.sides(reading, own, tuple(shared))
         selected = None
         if self._shared.selection is not None:
             shares = batch.in_order((last.own.log_shares, last.own.counts))
