@@ -70,7 +70,7 @@ class Call(NamedTuple):
         if unclear:
             raise ValueError(
                 f"The first batch has one vector of {list(own)}, and whether all batches share {unclear} cannot be "
-                "told from it: begin with a batch of two or more, or give values (hyper_values)."
+                "told from it: begin with a batch of two or more, or name the vectors of both sides (field=[...])."
             )
         if reading.pair_sites is not None and not is_alone:
             raise ValueError(
