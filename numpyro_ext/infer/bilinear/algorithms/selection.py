@@ -121,7 +121,7 @@ class Censored(NamedTuple):
         return value
 
     def terms(self, selected: Selected, axis_name: str | None = None) -> tuple[SelectionTerms, SelectionTerms]:
-        """What rows and columns add to the objective, where their Dirichlet distributions are best for the shares."""
+        """Terms of rows and columns in the objective, with Dirichlet distributions that are best for the shares."""
         log_shares = selected.log_rows, selected.log_columns
         sums: tuple[Callable[[Array], Array], ...] = (partial(self._sum_rows, axis_name=axis_name), jnp.sum)
         parts = zip(self.prior, selected[:2], self.shares(selected), log_shares, sums, strict=True)

@@ -1,4 +1,4 @@
-"""What a fit to batches is asked for, and what it cannot do."""
+"""Options of a fit to batches, and refusals of those that it does not take."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class BatchRun:
     _last: tuple[int, BilinearReading, DividedBatch]
     """The last batch of this process that may be visited, with its number."""
     _form: Bilinear
-    """That of the first batch, without its cells."""
+    """Form of the first batch, without its cells."""
     _space: UnconstrainedSpace
     _shared: SharedVectors
     _closed: Options | None

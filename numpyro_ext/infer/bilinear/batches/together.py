@@ -1,4 +1,4 @@
-"""What all batches say together: their objective, and what one of them needs to know of the others."""
+"""Objective of all batches together, and sums over the others that one of them needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..algorithms.selection import Selected, SelectionTerms
 
 
 def elsewhere_of(visited: list[Visited], number: int) -> Elsewhere | None:
-    """What all other batches say of tangents and shares that belong to all, where there are any.
+    """Sums over all other batches for tangents and shares that belong to all; ``None`` if there are none.
 
     :param visited: all batches.
     :param int number: of one of them.

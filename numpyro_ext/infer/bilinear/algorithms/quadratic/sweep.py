@@ -54,13 +54,13 @@ class Options(NamedTuple):
 
 
 class Elsewhere(NamedTuple):
-    """What the rows of other batches say."""
+    """Sums over the rows of other batches."""
 
     left: Array
     """Number, sum of predictors and sum of expected squares of their unlisted zeros, shape ``(3,)``."""
     values: Array | None = None
-    """Where pairs are censored, bounds of the expected log probability that a pair with each column is, by the shares
-    of their rows."""
+    """Bounds of the expected log probability that a pair with each column is censored, by the shares of their rows; for
+    censored pairs alone."""
     share: Array | None = None
     """Sum of the shares of these rows."""
     log_own_share: Array | None = None
@@ -76,7 +76,7 @@ class Views(NamedTuple):
     """Zeros of all pairs, seen from the rows."""
     censored: Censored | None = None
     elsewhere: Elsewhere | None = None
-    """Where the rows are one batch of several that share tangents or shares."""
+    """Sums over other batches, if there are any that share tangents or shares."""
 
     def problem(self, side: Side, options: Options) -> Problem:
         """The cells and zeros as one side sees them."""

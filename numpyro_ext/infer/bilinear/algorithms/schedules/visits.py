@@ -81,7 +81,7 @@ class SharedSelection(NamedTuple):
 
 
 class SharedVectors(NamedTuple):
-    """What all batches share, with the prior times the factors of all batches."""
+    """Vectors and unknowns that all batches share, with the prior times the factors of all batches."""
 
     block: Block
     step: Array
@@ -91,7 +91,7 @@ class SharedVectors(NamedTuple):
     """The common unknowns, where these have a posterior."""
     common_total: Factor | None = None
     selection: SharedSelection | None = None
-    """Where pairs are censored."""
+    """Shares of the shared vectors in censored pairs, if pairs are censored."""
 
     def divergence(self, prior: GaussianSide, common_prior: GaussianSide | None) -> Array:
         """Divergence from the priors."""
@@ -140,9 +140,9 @@ class Moves(NamedTuple):
     """Parts of a posterior that a visit moves besides the batch's own vectors."""
 
     shared: ArrayLike
-    """Whether the shared vectors move, with all that batches share."""
+    """True if the shared vectors move, with all that batches share."""
     shares: ArrayLike
-    """Whether the shares of own vectors in the censored pairs of the batch move."""
+    """True if the shares of own vectors in the censored pairs of the batch move."""
 
 
 class Visited(NamedTuple):
@@ -158,7 +158,7 @@ class Visited(NamedTuple):
     """Number, sum of predictors and sum of expected squares of the batch's unlisted zeros, where those of all batches
     share a tangent; shape ``(3,)``."""
     selection: BatchSelection | None = None
-    """Where pairs are censored."""
+    """Shares of own vectors in censored pairs, if pairs are censored."""
 
     def with_share(self, log_share: Array) -> Visited:
         """The same where the batch has another share in the censored pairs."""
