@@ -274,7 +274,9 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         missed = missed_by_points(there, mode, followed, far, fits)
     elif is_cheap:
         log_integral = log_evidence - log_volume - mode
-        missed = missed_by_design(there, mode, around.turn(), design.points, log_integral, fits, weights)
+        missed = missed_by_design(
+            there, mode, around.turn(), design.points, log_integral, fits, weights, follows=name == "grid"
+        )
         if name != "grid":
             outer = missed_among_outermost(
                 there, mode, falls if nearly_normal is None else nearly_normal, fits, weights

@@ -46,10 +46,13 @@ def missed_by_design(
     log_integral: float,
     fits: PointFit,
     weights: np.ndarray,
+    *,
+    follows: bool = False,
 ) -> dict[str, float]:
     """Largest share of a variance of each site that lies beyond the points of a design.
 
-    Cost: brief fits, three for each coordinate, and as many again where there is much.
+    Cost: brief fits, two for a coordinate, four for two of which the points follow the density, and about three for
+    each of more; as many again where much is there.
 
     :param FitsAt fits_at: brief fits.
     :param float mode: log density at the mode.
@@ -59,19 +62,29 @@ def missed_by_design(
     :param float log_integral: of the density over that at the mode.
     :param PointFit fits: those at the points.
     :param weights: masses of the points, shape ``(n,)``.
+    :param bool follows: whether the points follow the density in all directions, as those of a lattice do.
     :return: by name.
     """
     turned = points @ turn
     mean = weights @ turned
     covariance = (turned - mean).T @ ((turned - mean) * weights[:, None])
     box = turned.min(axis=0), turned.max(axis=0)
-    look = FarLook.around(mean, covariance, log_integral, box, np.random.default_rng(0))
 
     def fits_at_turned(at: np.ndarray) -> PointFit:
         return fits_at(at @ turn.T)
 
-    far = fits_at_turned(look.points)
-    return _missed(fits_at_turned, mode, look, _over_mode(far, mode), far, fits, weights)
+    def missed(*, on_axes_alone: bool) -> dict[str, float]:
+        generator = np.random.default_rng(0)
+        look = FarLook.around(mean, covariance, log_integral, box, generator, on_axes_alone=on_axes_alone)
+        far = fits_at_turned(look.points)
+        return _missed(fits_at_turned, mode, look, _over_mode(far, mode), far, fits, weights)
+
+    # Of two coordinates a tenth on the axes is what joint tails have there, of which most is between them.
+    is_brief = follows and len(mean) == 2
+    found = missed(on_axes_alone=is_brief)
+    if is_brief and max(found.values(), default=0.0) > _ENOUGH_FOR_ANOTHER:
+        found = missed(on_axes_alone=False)
+    return found
 
 
 def missed_among_outermost(

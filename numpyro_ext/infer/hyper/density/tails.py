@@ -56,6 +56,7 @@ class FarLook(NamedTuple):
         nearness: float = 1.0,
         *,
         is_outside: bool = False,
+        on_axes_alone: bool = False,
     ) -> FarLook:
         """Points beyond a box on each axis, and in opposite directions at random.
 
@@ -66,6 +67,7 @@ class FarLook(NamedTuple):
         :param generator: of the directions.
         :param float nearness: factor of the distance in these.
         :param bool is_outside: whether points in these directions are beyond the box, too.
+        :param bool on_axes_alone: whether to leave these directions out.
 
         >>> edge = np.full(2, 3.0)
         >>> log_integral, generator = math.log(2.0 * math.pi), np.random.default_rng(0)
@@ -81,7 +83,7 @@ class FarLook(NamedTuple):
         distance = np.maximum(_FAR * np.tile(sd, 2), edges + np.tile(sd, 2))
         axes = np.concatenate([np.eye(size), -np.eye(size)]) * distance[:, None]
         beyond = distance / math.sqrt(2.0 * math.pi)
-        if size == 1:
+        if size == 1 or on_axes_alone:
             return cls(mean + axes, beyond, mean)
         number = max(size, _FEWEST_DIRECTIONS) // 2 * (_MORE_OUTSIDE if is_outside else 1)
         directions = generator.standard_normal((number, size))
