@@ -172,11 +172,12 @@ class Exploration(NamedTuple):
         return self.nearly_normal.places(normal), np.full(_NUM_CLOUD, 1.0 / _NUM_CLOUD)
 
 
-def explore(around: Surroundings, options: Integration) -> Exploration:
+def explore(around: Surroundings, options: Integration, *, has_heavy_tails: bool = False) -> Exploration:
     """Fit the field at the points of a design around the mode of the hyperparameters.
 
     :param Surroundings around: the mode.
     :param Integration options: which design.
+    :param bool has_heavy_tails: whether points that follow the density go outwards in any case.
     :raises NoDesign: if the evidence is finite at none of its points.
     """
     size = around.size
@@ -227,7 +228,15 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         )
         cut = reach if reach < options.log_density_drop else None
     elif name == "adaptive":
-        followed = follow(evaluate, size, evaluate_last, look, is_dear=around.num_rows > MANY_ROWS)
+        followed = follow(
+            evaluate,
+            size,
+            evaluate_last,
+            look,
+            is_dear=around.num_rows > MANY_ROWS,
+            values_at=around.constrained,
+            has_heavy_tails=has_heavy_tails,
+        )
         with np.errstate(divide="ignore"):  # of points without mass
             design, chosen = Design(followed.points, np.log(followed.weights)), followed.chosen
     elif name == "ccd":
@@ -247,7 +256,6 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     fits = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
     mode = float(fits.objective[0])
     parts.clear()  # which functions hold in a circle, so that it would stay until it is collected
-    known.clear()
     if not len(chosen):
         raise NoDesign("the evidence is not finite at any point of the design around its mode")
     log_volume = 0.5 * np.linalg.slogdet(factor.T @ factor)[1] if size else 0.0
@@ -269,7 +277,12 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
     weights = weights / weights.sum()
     whole, fits = fits, jax.tree.map(lambda leaf: leaf[chosen], fits)
     is_cheap = 0 < size <= _MOST_ADAPTIVE and around.num_rows <= MANY_ROWS
-    there, missed = partial(briefly, states=None), dict[str, float]()
+    missed = dict[str, float]()
+
+    def there(points: np.ndarray) -> PointFit:
+        # beyond a lattice what it knows predicts states; other designs have no points near by
+        return briefly(points, known.states_at(points) if name == "grid" else None)
+
     if followed is not None and far is not None:
         missed = missed_by_points(there, mode, followed, far, fits)
     elif is_cheap:
@@ -282,6 +295,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
                 there, mode, falls if nearly_normal is None else nearly_normal, fits, weights
             )
             missed = {site: max(share, outer[site]) for site, share in missed.items()}
+    known.clear()
     opposite = None
     if around.num_rows <= MANY_ROWS:
         brief = partial(around.fits_of, tol=FEW_DIGITS, with_marginals=False)
@@ -313,7 +327,7 @@ def explore(around: Surroundings, options: Integration) -> Exploration:
         messages += opposite.message(around.place(design.points), around.cell(math.sqrt(12.0)), log_evidence)
     if higher is None and opposite is None:  # of which there is a message
         if options.integrate == "auto" and name == "grid" and max(missed.values(), default=0.0) > _LARGEST_MISSED:
-            other = explore(around, options._replace(integrate="adaptive"))
+            other = explore(around, options._replace(integrate="adaptive"), has_heavy_tails=True)
             if other.is_whole:
                 return other
         said = judge_tails(missed, is_followed=followed is not None)

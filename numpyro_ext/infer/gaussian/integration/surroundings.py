@@ -89,6 +89,12 @@ class Surroundings(NamedTuple):
         values[:, self.space.integrable] += points @ self.factor.T
         return values
 
+    def constrained(self, points: np.ndarray) -> np.ndarray:
+        """Values of all hyperparameters at points, shape ``(n, v)``, as what a user is told of."""
+        values = self.place(points).astype(self.fit.last_state.values.dtype)
+        rows = [self.space.unpack(row) for row in values]
+        return np.stack([np.concatenate([np.ravel(value) for value in row.values()]) for row in rows])
+
     def cell(self, step: float) -> np.ndarray:
         """Standard deviations of unconstrained hyperparameters within a cube of ``z`` of this side, shape ``(d,)``."""
         found = np.zeros(self.space.size)

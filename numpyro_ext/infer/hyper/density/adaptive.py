@@ -13,12 +13,14 @@ from ....linalg.exponential_tilting import exponentially_tilted, values_and_squa
 from .cloud import Cloud, draw_cloud, spread_out, tail_lift
 from .design import PROBE
 from .emulator import emulate
-from .tails import LARGEST_MISSED, Known, Seen, go_outwards, look_beyond, reach_of
+from .tails import Known, Seen, go_outwards, look_beyond, reach_of
 
 _FEW, _FEW_PER_ROUND, _PER_ROUND = 4, 18, 27
 """Coordinates that are few, and points of a round, of few coordinates and of more."""
 _MOST_EVALUATIONS = 60
 """Evaluations from which on no further round is begun."""
+_ENOUGH_TO_GO_ON = 0.15
+"""Share of a variance beyond all points from which on tails are followed."""
 _REACH = 0.3
 """Standard deviations along each axis by which the density goes on beyond all points where it was evaluated."""
 _NUM_SPREAD, _NUM_SPREAD_DEAR = 128, 36
@@ -87,6 +89,8 @@ def follow(
     look: Callable[[np.ndarray], np.ndarray] | None = None,
     *,
     is_dear: bool = False,
+    values_at: Callable[[np.ndarray], np.ndarray] | None = None,
+    has_heavy_tails: bool = False,
 ) -> Followed:
     """Evaluate a log density along its axes, emulate it, draw from that, evaluate there, and so on until it holds;
     look far out, and go on there where tails are heavy; then evaluate it at points spread over the emulation, by which
@@ -101,6 +105,9 @@ def follow(
     :param evaluate_last: the same for the last points, whose values may have few digits.
     :param look: the same for points far out.
     :param bool is_dear: whether to be content with one round, and 36 points at last.
+    :param values_at: values at points, shape ``(n, v)``, whose variances decide whether tails are followed; by default
+        the coordinates.
+    :param bool has_heavy_tails: whether tails are followed in any case.
     :return: points and masses.
 
     >>> found = follow(lambda z: -0.5 * np.sum(z**2, axis=1), 3)
@@ -137,8 +144,11 @@ def follow(
         return (look or evaluate)(at) - origin
 
     log_integral = cloud.log_integral + _log_mean(log_ratios[: len(plain)])
-    seen = look_beyond(brief_heights_at, emulator, cloud, of_looks, is_lacking=True, log_integral=log_integral)
-    known, goes_on, is_heavy = Known(points, values - origin), seen.share > LARGEST_MISSED, False
+    seen = look_beyond(
+        brief_heights_at, emulator, cloud, of_looks, is_lacking=True, log_integral=log_integral, values_at=values_at
+    )
+    known, is_heavy = Known(points, values - origin), False
+    goes_on = has_heavy_tails or seen.share > _ENOUGH_TO_GO_ON
     if goes_on:
         inner, all_known = known, known.plus(seen.look.points, seen.heights)
         inner, known, draws, is_heavy = go_outwards(

@@ -30,6 +30,8 @@ _OUTSIDE, _MORE_OUTSIDE = 1.05, 4
 _MOST_ROUNDS = 5
 _BEYOND = 0.5
 """Distance of new points beyond the known ones, in the range of these."""
+_FEW_DRAWS = 500
+"""Draws by which variances of values are taken that cost more than coordinates."""
 _LARGEST_STEP = 0.7
 """Logarithm of the factor by which looks in all directions are nearer or further, at random."""
 
@@ -169,6 +171,7 @@ def look_beyond(
     nearness: float = 1.0,
     is_lacking: bool = False,
     log_integral: float | None = None,
+    values_at: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> Seen:
     """The density far out, beside that of an emulator.
 
@@ -180,6 +183,7 @@ def look_beyond(
     :param bool is_lacking: whether only the mass that the emulator lacks counts, and only where it does not fall much
         faster than heavy tails.
     :param log_integral: if that of the cloud is not the best known.
+    :param values_at: values whose variances count, shape ``(n, v)``, at points; by default the coordinates.
     """
     margin = reach or 0.0
     low, high = emulator.points.min(axis=0) - margin, emulator.points.max(axis=0) + margin
@@ -192,13 +196,21 @@ def look_beyond(
     is_inside = np.all((look.points >= low) & (look.points <= high), axis=1)
     claimed = np.where(is_inside, emulator.log_density(look.points), -np.inf)
     masses = look.volumes * (_densities(heights) - _densities(claimed))
-    kept, variance = np.maximum(masses, 0.0) if is_lacking else masses, np.diagonal(covariance)
-    shares = look.shares(kept, look.points - mean, variance)
+    kept = np.maximum(masses, 0.0) if is_lacking else masses
+    values_at = values_at or _coordinates
+    known = values_at(cloud.draws[:_FEW_DRAWS] if values_at is not _coordinates else cloud.draws)
+    center, variance = known.mean(axis=0), known.var(axis=0)
+    shares = look.shares(kept, values_at(look.points) - center, variance)
     if is_lacking and np.max(shares) > LARGEST_MISSED:
         further = look.further()
         beyond = further.volumes * _densities(heights_at(further.points))
-        shares = shares * look.share_beyond(shares, further.shares(beyond, further.points - mean, variance))
+        lies_there = further.shares(beyond, values_at(further.points) - center, variance)
+        shares = shares * look.share_beyond(shares, lies_there)
     return Seen(look, heights, masses, float(np.max(shares)))
+
+
+def _coordinates(points: np.ndarray) -> np.ndarray:
+    return points
 
 
 def _densities(heights: np.ndarray) -> np.ndarray:
