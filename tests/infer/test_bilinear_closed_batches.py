@@ -206,7 +206,7 @@ def interrupted_after(*batches):
 @needs_float64
 @thorough
 def test_a_zero_of_each_row_that_is_listed_or_not():
-    """Where a row has one unlisted zero its tangent is that of a listed cell, visit by visit."""
+    """The tangent of a row with one unlisted zero is that of a listed cell, visit by visit."""
     rows, cols = np.divmod(np.arange(NUM_ROWS * NUM_COLS), NUM_COLS)
     x = np.random.default_rng(1).integers(0, 2, rows.size)
     is_last = cols == (5 * rows) % NUM_COLS

@@ -120,7 +120,7 @@ def by_nuts():
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_free", [True, False])
 def test_items_and_people_are_those_of_nuts_on_the_whole_model(is_free, at_optimum, by_nuts):
-    """Whether turns without kicks are taken or not."""
+    """Draws with and without turns that have no kicks are those of NUTS."""
     engine = at_optimum if is_free else fitted()
     reparam = PosteriorReparam(engine)
     kernel = Rotations(reparam, 4, 0.8, enough_free=0.0 if is_free else 2.0)

@@ -195,7 +195,7 @@ def test_designs_that_miss_heavy_tails_say_so(size, integrate, prior):
 
 @pytest.mark.thorough
 def test_a_scale_of_few_groups_under_a_heavy_prior():
-    """Of three groups and a half-Cauchy prior the scale has the tail of a Student t with three degrees of freedom."""
+    """The scale of three groups under a half-Cauchy prior has the tail of a Student t with three degrees of freedom."""
 
     def groups(y):
         tau = numpyro.sample("tau", dist.HalfCauchy(1.0))

@@ -201,7 +201,7 @@ def explore(around: Surroundings, options: Integration, *, has_heavy_tails: bool
         return heights(points, around.fits(points, states, FEW_DIGITS, with_marginals=False))[0]
 
     spread: PointFit | None = None
-    far: PointFit | None = None
+    looks: list[tuple[np.ndarray, PointFit]] = []
 
     def evaluate_last(points: np.ndarray) -> np.ndarray:
         nonlocal spread
@@ -209,8 +209,7 @@ def explore(around: Surroundings, options: Integration, *, has_heavy_tails: bool
         return looked[-1][1]
 
     def look(points: np.ndarray) -> np.ndarray:
-        nonlocal far
-        far = briefly(points, known.states_at(points))
+        looks.append((points, briefly(points, known.states_at(points))))
         return looked[-1][1]
 
     def slopes(points: np.ndarray) -> np.ndarray:
@@ -283,7 +282,8 @@ def explore(around: Surroundings, options: Integration, *, has_heavy_tails: bool
         # beyond a lattice what it knows predicts states; other designs have no points near by
         return briefly(points, known.states_at(points) if name == "grid" else None)
 
-    if followed is not None and far is not None:
+    if followed is not None:
+        far = next(found for points, found in looks if points is followed.seen.look.points)
         missed = missed_by_points(there, mode, followed, far, fits)
     elif is_cheap:
         log_integral = log_evidence - log_volume - mode
@@ -296,6 +296,7 @@ def explore(around: Surroundings, options: Integration, *, has_heavy_tails: bool
             )
             missed = {site: max(share, outer[site]) for site, share in missed.items()}
     known.clear()
+    looks.clear()
     opposite = None
     if around.num_rows <= MANY_ROWS:
         brief = partial(around.fits_of, tol=FEW_DIGITS, with_marginals=False)

@@ -31,7 +31,7 @@ def missed_by_points(
     :param FitsAt fits_at: brief fits.
     :param float mode: log density at the mode.
     :param Followed followed: the points.
-    :param PointFit far: fits of the last look at the density.
+    :param PointFit far: fits at the points of its look.
     :param PointFit fits: those at the points.
     """
     densities = followed.seen.missed / followed.seen.look.volumes
