@@ -14,6 +14,8 @@ from scipy.stats import halfcauchy, multivariate_t, norm
 from scipy.stats import t as student
 
 from numpyro_ext.infer import EP
+from numpyro_ext.infer.gaussian.fitting.point_fit import PointFit
+from numpyro_ext.infer.gaussian.integration.placement import FieldFits
 from numpyro_ext.infer.hyper.density.adaptive import follow
 from numpyro_ext.infer.hyper.density.emulator import emulate
 from numpyro_ext.infer.hyper.density.tails import LARGEST_MISSED, FarLook
@@ -214,3 +216,23 @@ def test_a_scale_of_few_groups_under_a_heavy_prior():
     assert engine.diagnostics.converged and engine.diagnostics.messages == ()
     assert abs(float(engine.hyper["tau"].mean) - mean) < 0.1 * sd
     assert abs(float(engine.hyper["tau"].sd) / sd - 1.0) < 0.1
+
+
+def test_what_was_looked_at_is_not_fitted_again():
+    class Around:
+        size, asked = 2, 0
+
+        def fits(self, points, states=None, tol=None, *, with_marginals=True, known=None):
+            self.asked += len(points)
+            there = -0.5 * np.sum(points**2, axis=1)
+            return PointFit(there, None, there, None, np.ones(len(points), bool), {}, None)
+
+    around = Around()
+    at, points = FieldFits(around), np.array([[0.0, 0.0], [1.0, 2.0]])
+    np.testing.assert_array_equal(at.heights_at(points), [0.0, -2.5])
+    np.testing.assert_array_equal(at.brief_heights_at(2.0 * points), [0.0, -10.0])
+    assert around.asked == 4
+    np.testing.assert_array_equal(at.look(2.0 * points).objective, at.brief_heights_at(2.0 * points))
+    assert around.asked == 4
+    at.look(points + 3.0)
+    assert around.asked == 6

@@ -32,6 +32,14 @@ _LARGEST_ERROR_OF_SPREAD = 0.1
 _LEAST_FALL_OF_MODE, _LEAST_VALLEY = 7.0, 1.0
 """By how much another mode may be lower to be told, and how deep the valley is that makes it one, in logarithm."""
 
+_LITTLE_MASS = 0.01
+"""Mass of points far out on the sides, where rounding may keep fits from their tolerance, which nobody needs to know
+of."""
+_LOADINGS = (
+    " If vectors among them multiply the field, as tastes do items' traits, name what is to be the field by "
+    "`field=[...]`, or take `BilinearVG`."
+)
+
 
 class OppositeMode(NamedTuple):
     """Another mode of the density of the hyperparameters, with the opposite sign of one site."""
@@ -95,12 +103,36 @@ def _is_real(space: UnconstrainedSpace, name: str, mode: np.ndarray) -> bool:
     return transform.codomain is constraints.real and bool(np.any(own != 0.0))
 
 
-def bent_message(names: Sequence[str]) -> str:
+def bent_message(names: Sequence[str]) -> tuple[str, ...]:
+    """Message on a ridge that a central composite design does not follow."""
     return (
         f"The density of the hyperparameters ({', '.join(map(repr, names))}) falls off on both sides of its mode much "
         "faster than its curvature there says, as along a bent ridge where the data know only a sum or a product of "
         "them: the central composite design does not see where it goes on. Write what is known as the hyperparameter, "
-        "give values to some (hyper_values), take integrate='grid' for up to four of them, or marginalize and NUTS."
+        "give values to some (hyper_values), take integrate='grid' for up to four of them, or marginalize and NUTS.",
+    )
+
+
+def judge_directions(size: int, space: UnconstrainedSpace) -> tuple[str, ...]:
+    """Messages on directions that are left out, where ``size`` of them are integrated over."""
+    number = len(space.integrable)
+    if size == number:
+        return ()
+    return (
+        f"Along {number - size} of {number} directions the density of the hyperparameters does not curve: there they "
+        "are at their mode and not integrated over."
+        + (_LOADINGS if any(math.prod(shape) > 1 for shape in space.shapes.values()) else ""),
+    )
+
+
+def judge_unfinished(is_unfinished: np.ndarray, weights: np.ndarray) -> tuple[str, ...]:
+    """Messages on points at which the field did not converge, where these have much of the mass."""
+    share = float(weights[is_unfinished].sum())
+    if share <= _LITTLE_MASS:
+        return ()
+    return (
+        f"At {int(is_unfinished.sum())} of {is_unfinished.size} points, which have {100 * share:.3g} % of the mass, "
+        "the field did not converge.",
     )
 
 

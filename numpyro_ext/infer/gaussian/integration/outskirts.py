@@ -23,19 +23,18 @@ FitsAt = Callable[[np.ndarray], PointFit]
 """Fits at points of shape ``(n, k)``."""
 
 
-def missed_by_points(
-    fits_at: FitsAt, mode: float, followed: Followed, far: PointFit, fits: PointFit
-) -> dict[str, float]:
+def missed_by_points(fits_at: FitsAt, mode: float, followed: Followed, fits: PointFit) -> dict[str, float]:
     """Shares of variances that points miss that follow a density; see :func:`missed_by_design`.
 
-    :param FitsAt fits_at: brief fits.
+    :param FitsAt fits_at: brief fits, known already at the points of the looks that were taken.
     :param float mode: log density at the mode.
     :param Followed followed: the points.
-    :param PointFit far: fits at the points of its look.
     :param PointFit fits: those at the points.
     """
-    densities = followed.seen.missed / followed.seen.look.volumes
-    return _missed(fits_at, mode, followed.seen.look, densities, far, fits, followed.weights)
+    look = followed.seen.look
+    return _missed(
+        fits_at, mode, look, followed.seen.missed / look.volumes, fits_at(look.points), fits, followed.weights
+    )
 
 
 def missed_by_design(

@@ -16,8 +16,9 @@ from ....compilation.transfer import generator_of, to_device
 from ...hyper.density.design import normal_points, split_normal
 from ...hyper.density.skewed_normal import SkewedNormal
 from ..fitting.point_fit import PointFit
-from .exploration import FEW_DIGITS, Exploration, without_false_peaks
+from .exploration import Exploration
 from .interpolation import interpolated
+from .placement import FEW_DIGITS, without_false_peaks
 from .surroundings import Surroundings
 
 NUM_POINTS = 64
