@@ -11,6 +11,13 @@ def forget_readings() -> None:
     clear(LastReading)
 
 
+def log_densities(reading: Any, rng_key: Any, spreads: tuple[float, ...] = (0.1, 0.5, 1.0)) -> Any:
+    """Log joint densities by the form and by NumPyro at random points, one row per spread."""
+    from numpyro_ext.structure.model.verification import evaluate
+
+    return evaluate(reading, rng_key, spreads).rows[:, :2]
+
+
 def with_fit_costs(engine: Any, **costs: Any) -> Any:
     """A class of engines like another one, which choose how to fit by other costs."""
     from numpyro_ext.infer.gaussian.fitting.costs import FitCosts

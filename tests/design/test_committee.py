@@ -27,7 +27,7 @@ def test_scores_are_the_reference_values(kind):
     found = {
         "bald_nats": committee_information(LOG_P, weights),
         "mes_nats": committee.entropy(mean),
-        "mean_cond_entropy_nats": committee.conditional_entropy(LOG_P, weights),
+        "mean_cond_entropy_nats": jnp.average(committee.entropy(LOG_P), axis=0, weights=weights),
         "least_confidence": committee.least_confidence(mean),
         "margin": -committee.margin(mean),
         "gini": committee.gini(mean),

@@ -18,7 +18,7 @@ from numpyro_ext.structure import (
     read_sparse_linear,
 )
 from numpyro_ext.structure.latent_gaussian.read import LATENT_GAUSSIAN
-from numpyro_ext.structure.model.verification import log_densities
+from tests.readings import log_densities
 from tests.tiers import few
 
 from . import GAUSSIAN, MODELS

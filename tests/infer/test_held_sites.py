@@ -99,8 +99,8 @@ def by_inversion(form, precision, shift):
 def test_map_is_a_root_of_the_covariance_and_its_determinant_is_known(make):
     rng, form = np.random.default_rng(4), make(1.0)
     precision, shift = jnp.asarray(rng.gamma(2.0, size=form.num_rows)), jnp.asarray(rng.normal(size=form.num_rows))
-    sites, number = hold(GaussianPosterior(form, precision, shift), jnp.zeros(form.num_rows))
-    assert number == 0
+    sites = hold(GaussianPosterior(form, precision, shift), jnp.zeros(form.num_rows))
+    np.testing.assert_array_equal(sites.site_precision, precision)
     white = jnp.asarray(rng.normal(size=form.num_columns))
 
     @jax.jit
@@ -133,9 +133,8 @@ def test_gaussian_factors_are_their_own_sites_and_negative_precisions_are_replac
     )
     precision, shift = jnp.ones(NUM_ROWS).at[6].set(-0.2), jnp.ones(NUM_ROWS)
     mean = jnp.full(NUM_ROWS, 2.0)
-    sites, number = hold(GaussianPosterior(both, precision, shift), mean)
-    assert number == 1
-    assert sites.site_precision[6] == 0.0
+    sites = hold(GaussianPosterior(both, precision, shift), mean)
+    np.testing.assert_array_equal(sites.site_precision, precision.at[6].set(0.0))
     assert sites.site_shift[6] == pytest.approx(1.0 + 0.2 * 2.0)  # the slope at the mean stays
     exact = jnp.concatenate([jnp.full(4, 4.0), sites.site_precision[4:]])
     exact_shift = jnp.concatenate([4.0 * observation, sites.site_shift[4:]])

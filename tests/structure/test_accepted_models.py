@@ -16,7 +16,7 @@ from numpyro_ext.distributions import StickBreakingCategorical
 from numpyro_ext.infer import EP
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.errors import Reason
-from numpyro_ext.structure.model.verification import log_densities
+from tests.readings import log_densities
 from tests.tiers import few, thorough
 
 KEY = jax.random.key(0)

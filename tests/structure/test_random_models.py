@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
-from numpyro_ext.structure.model.verification import log_densities
+from tests.readings import log_densities
 
 from .grammar import random_model
 

@@ -17,8 +17,7 @@ from numpyro_ext.models import collaborative_preferences
 from numpyro_ext.structure import ModelStructureError, read_latent_gaussian
 from numpyro_ext.structure.latent_gaussian import touched as module
 from numpyro_ext.structure.latent_gaussian.costs import LayoutCosts
-from numpyro_ext.structure.model.verification import log_densities
-from tests.readings import with_layouts
+from tests.readings import log_densities, with_layouts
 from tests.tiers import few
 
 from .grammar_of_comparisons import random_comparison_model

@@ -35,12 +35,6 @@ def entropy(log_p: ArrayLike) -> Array:
     return jnp.sum(entropy_term(jnp.asarray(log_p)), axis=-1)
 
 
-def conditional_entropy(log_p: ArrayLike, weights: ArrayLike | None = None) -> Array:
-    """Weighted mean of the entropies of the members."""
-    log_p = jnp.asarray(log_p)
-    return jnp.tensordot(_normalised(weights, log_p), entropy(log_p), 1)
-
-
 def committee_information(
     log_p: ArrayLike,
     weights: ArrayLike | None = None,

@@ -15,13 +15,14 @@ Floats = NDArray[np.float64]
 _Product = Callable[[Floats], Floats]
 
 _MOST_STEPS = 300
+_LARGEST_RESIDUAL = 1e-8
 _EXHAUSTED = 1e-12
 """Norm of what a product adds to a space, relative to the matrix, that is rounding."""
 _LEAST_SHARE = 1e-11
 """Share of the largest eigenvalue below which one of a derivative is left out."""
 
 
-def conjugate_gradient(multiply: _Product, b: Floats, tol: float = 1e-10, most_steps: int = _MOST_STEPS) -> Floats:
+def conjugate_gradient(multiply: _Product, b: Floats, tol: float = 1e-10) -> Floats:
     """Solve for several right-hand sides, each to a relative residual, by Hestenes and Stiefel (1952).
 
     A matrix that is not positive definite ends it early; who calls computes the residual of what is returned.
@@ -33,7 +34,7 @@ def conjugate_gradient(multiply: _Product, b: Floats, tol: float = 1e-10, most_s
     x, r = np.zeros_like(b), b.copy()
     p, square = r.copy(), np.einsum("nk,nk->k", b, b)
     goal = tol**2 * square
-    for _ in range(most_steps):
+    for _ in range(_MOST_STEPS):
         is_active = square > goal
         if not is_active.any():
             break
@@ -103,7 +104,7 @@ class Krylov(NamedTuple):
         return np.concatenate(parts, axis=1), np.concatenate(products, axis=1)
 
 
-def krylov(multiply: _Product, start: Floats, tol: float = 1e-8, most_steps: int = _MOST_STEPS) -> Krylov:
+def krylov(multiply: _Product, start: Floats) -> Krylov:
     """Spaces in which the solution for each start has a small residual, by Lanczos' method with orthogonalisation.
 
     Quadratic forms are then right to about the square of this residual.
@@ -112,7 +113,7 @@ def krylov(multiply: _Product, start: Floats, tol: float = 1e-8, most_steps: int
     :param start: shape ``(n, B)``.
     """
     size, number = start.shape
-    most_steps = min(most_steps, size)
+    most_steps = min(_MOST_STEPS, size)
     norms = np.linalg.norm(start, axis=0)
     basis = np.zeros((number, min(16, most_steps), size))
     diagonal, beside = np.ones((number, most_steps)), np.zeros((number, most_steps))
@@ -138,7 +139,7 @@ def krylov(multiply: _Product, start: Floats, tol: float = 1e-8, most_steps: int
         product = product * np.where(k > 0, beside[:, k - 1], 1.0) / pivot
         steps = k + 1
         residual = float(np.max(np.abs(beside[:, k] * product)))
-        if not residual > tol:  # nan, too
+        if not residual > _LARGEST_RESIDUAL:  # nan, too
             break
         is_alive = is_going_on
         w = np.where(is_alive, rest.T / np.where(is_alive, beta, 1.0), 0.0)

@@ -33,15 +33,9 @@ _MOST_PLAIN_NUMBERS = 1_000_000
 """Numbers of data up to which optimising the densities, which are asked for at a few points, takes longer than they."""
 
 
-def log_densities(reading: ModelReading, rng_key: Array, spreads: tuple[float, ...] = _SPREADS) -> np.ndarray:
-    """Log joint densities by the form and by NumPyro at random points, shape ``(len(spreads), 2)``.
+class Evaluated(NamedTuple):
+    """Densities at random points."""
 
-    :param spreads: standard deviations of the innovations drawn, in units of their prior (of one, where flat).
-    """
-    return _evaluate(reading, rng_key, spreads).rows[:, :2]
-
-
-class _Evaluated(NamedTuple):
     rows: np.ndarray
     """Both log densities and the error of the operators, one row per point."""
     values: list[dict[str, Any]]
@@ -50,15 +44,16 @@ class _Evaluated(NamedTuple):
     """Equal where both densities are the same functions."""
 
 
-def _evaluate(
+def evaluate(
     reading: ModelReading,
     rng_key: Array,
     spreads: tuple[float, ...],
     changing: Sequence[object] = (),
     recording: Recording | None = None,
-) -> _Evaluated:
+) -> Evaluated:
     """The densities of the form and of the model at random points.
 
+    :param spreads: standard deviations of the innovations drawn, in units of their prior (of one, where flat).
     :param changing: leaves of the arguments that change, other than those of the reading.
 
     Nothing is compared at a point where a density is not finite, and little where probabilities are so near one that
@@ -92,7 +87,7 @@ def _evaluate(
         is_left &= ~is_exact
         if not is_left.any():
             break
-    return _Evaluated(rows, values, key)
+    return Evaluated(rows, values, key)
 
 
 def _nearer(
@@ -127,11 +122,11 @@ def check_form(
     :raises ModelStructureError: if they differ by more than rounding, or are not finite anywhere for a reason that can
         be named (a covariance that is not positive definite, covariates that are not finite).
     """
-    evaluated = _evaluate(reading, rng_key, _SPREADS, changing, recording)
+    evaluated = evaluate(reading, rng_key, _SPREADS, changing, recording)
     found = evaluated.rows
     if reading.changing and not changing:
         leaves = [jnp.roll(leaf, 1, 0) if jnp.ndim(leaf) else leaf for leaf in jax.tree.leaves(reading.changing)]
-        moved = _evaluate(reading, rng_key, _SPREADS, leaves).rows
+        moved = evaluate(reading, rng_key, _SPREADS, leaves).rows
         # Values may not go together in other places; where they do, they are read like the given ones.
         found = np.concatenate([found, moved[np.isfinite(moved).all(1)]])
     found, linearity_error = found[:, :2], float(found[0, 2])
@@ -170,7 +165,7 @@ class _Compared(Found[bool]):
     """True if operations were compared with the user's function."""
 
 
-def _compare_with_untouched(reading: ModelReading, call: ModelCall, evaluated: _Evaluated) -> None:
+def _compare_with_untouched(reading: ModelReading, call: ModelCall, evaluated: Evaluated) -> None:
     """Compare the form with the density of the model that nothing has rewritten, at the same points.
 
     :raises ModelStructureError: if they differ by more than rounding.

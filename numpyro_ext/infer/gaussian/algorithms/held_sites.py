@@ -59,14 +59,13 @@ class HeldSites:
     """True if unknowns are made of normal numbers by a root with a derivative of its own, in the space of the fit."""
 
 
-def hold(posterior: GaussianPosterior, mean: Array) -> tuple[HeldSites, int]:
+def hold(posterior: GaussianPosterior, mean: Array) -> HeldSites:
     """Sites of a fit, to be held at other hyperparameters.
 
     A site of negative precision is replaced by its tangent at the mean, so that the field is proper under every prior.
 
     :param GaussianPosterior posterior: of the fit.
     :param mean: of its predictors, shape ``(num_rows,)``.
-    :return: the sites, and how many were replaced.
     :raises FloatingPointError: if a site is not finite.
     :raises ValueError: if the field has no map from as many normal numbers as it has unknowns.
     """
@@ -83,7 +82,7 @@ def hold(posterior: GaussianPosterior, mean: Array) -> tuple[HeldSites, int]:
         sites = dataclasses.replace(sites, reference=found)
     elif isinstance(found.posterior, ObservationPosterior):
         sites = dataclasses.replace(sites, is_by_root=found.posterior.suits_root)
-    return sites, int(np.sum(is_negative))
+    return sites
 
 
 def field_given(form: LatentGaussian, sites: HeldSites) -> FieldGiven:

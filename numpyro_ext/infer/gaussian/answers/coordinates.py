@@ -87,11 +87,9 @@ class FieldCoordinates(HyperCoordinates):
     covariance at these hyperparameters with the sites of the fit held.
 
     :ivar sites: of the fit.
-    :ivar num_replaced: sites of negative precision, in whose place stands their tangent.
     """
 
     sites: HeldSites
-    num_replaced: int
 
     has_field: ClassVar[bool] = True
 
@@ -180,6 +178,5 @@ def field_coordinates(
             f"Coefficients on a half line ({', '.join(reading.half_lines)}) are no map of normal numbers: name the "
             "other sites of the field, field=[...], so that these are hyperparameters."
         )
-    sites, number = hold(posterior, mean)
-    of_hyper = hyper_coordinates(reading, space, hyper)
-    return FieldCoordinates(reading.for_held_sites(), space, of_hyper.mode, of_hyper.scale, sites, number)
+    sites, of_hyper = hold(posterior, mean), hyper_coordinates(reading, space, hyper)
+    return FieldCoordinates(reading.for_held_sites(), space, of_hyper.mode, of_hyper.scale, sites)

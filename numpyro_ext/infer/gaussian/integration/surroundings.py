@@ -127,17 +127,9 @@ class Surroundings(NamedTuple):
         """Gradients of the log density at points in these coordinates, shape ``(n, k)``."""
         return np.asarray(fits.gradient)[:, self.space.integrable] @ self.factor
 
-    def fits_of(
-        self,
-        values: np.ndarray,
-        states: object = None,
-        tol: float = _TOL,
-        *,
-        with_marginals: bool = True,
-        task: str = "Integration",
-    ) -> PointFit:
+    def fits_of(self, values: np.ndarray, tol: float, *, with_marginals: bool = True) -> PointFit:
         """:meth:`fits` at unconstrained hyperparameters, shape ``(n, d)``."""
-        return self._fits(values, states, tol, with_marginals, task)
+        return self._fits(values, None, tol, with_marginals)
 
     def _fits(
         self,
@@ -145,7 +137,7 @@ class Surroundings(NamedTuple):
         states: object,
         tol: float,
         with_marginals: bool,
-        task: str,
+        task: str = "Integration",
         points: np.ndarray | None = None,
         known: KnownPoints | None = None,
         with_gradient: bool = False,

@@ -151,7 +151,7 @@ def solve_and_hold(
     return state, info if judged is None else judged.added_to(info, bound), held
 
 
-def sites_near_mode(form: LatentGaussian, *, num_steps: int, tol: float, space: Space = "auto") -> tuple[Array, Array]:
+def sites_near_mode(form: LatentGaussian, *, num_steps: int, tol: float) -> tuple[Array, Array]:
     """Precisions and shifts of the sites that agree with the factors next to the mode, or nan.
 
     They are those of the point before the last of Newton's steps from :func:`init`: what is compiled then holds the
@@ -160,11 +160,10 @@ def sites_near_mode(form: LatentGaussian, *, num_steps: int, tol: float, space: 
     :param LatentGaussian form: the model.
     :param int num_steps: the largest number of steps.
     :param float tol: distance of the point from the mode, in posterior standard deviations.
-    :param str space: where to do the algebra.
     """
     form = joined(form)
-    prior = gaussian_prior(form, space)
-    state = _started(form, prior, init(form, space=space))
+    prior = gaussian_prior(form, "auto")
+    state = _started(form, prior, init(form))
     trace = jnp.full((num_steps,), jnp.nan, state.predictor.dtype)
     near = _steps(form, prior, state, trace, jnp.asarray(tol, trace.dtype), None)[3]
     return near.curvature, near.shift + near.curvature * form.offset
