@@ -23,7 +23,7 @@ class Potential:
 
     Concrete potentials are frozen dataclasses registered as pytrees with :func:`potential`. Their array fields
     broadcast against ``eta``, so one object holds the factors of a whole observed site. A subclass must define
-    :meth:`log_density`; the others have defaults that work for any elementwise function.
+    :meth:`log_density` or :meth:`derivatives`; the others have defaults that work for any elementwise function.
     """
 
     is_log_concave: ClassVar[bool] = False
@@ -52,8 +52,11 @@ class Potential:
         cls.has_closed_derivatives = cls.derivatives is not Potential.derivatives
 
     def log_density(self, eta: ArrayLike) -> Array:
-        r"""Elementwise :math:`\log t_i(\eta_i)`, with every normalising constant of the observation."""
-        raise NotImplementedError
+        r"""Elementwise :math:`\log t_i(\eta_i)`, with every normalising constant of the observation; by default what
+        :meth:`derivatives` of the class has first."""
+        if not self.has_closed_derivatives:
+            raise NotImplementedError
+        return self.derivatives(eta)[0]
 
     def tilted_moments(self, mean: ArrayLike, variance: ArrayLike, power: ArrayLike = 1.0) -> TiltedMoments:
         r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, v)`, by quadrature unless there is a closed form.

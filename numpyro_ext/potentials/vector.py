@@ -44,7 +44,7 @@ class VectorPotential:
 
     Concrete potentials are frozen dataclasses registered as pytrees with :func:`~numpyro_ext.potentials.potential`.
     Their array fields broadcast against ``eta`` without its last axis, so one object holds the factors of a whole
-    observed site. Subclasses define all of the members but :meth:`tilted_moments`.
+    observed site. Subclasses define all of the members but :meth:`tilted_moments` and :meth:`log_density`.
     """
 
     is_log_concave: ClassVar[bool] = False
@@ -63,7 +63,7 @@ class VectorPotential:
 
     def log_density(self, eta: ArrayLike) -> Array:
         r""":math:`\log t_i(\eta_i)` of shape ``(...)`` for ``eta`` of shape ``(..., K)``, with all constants."""
-        raise NotImplementedError
+        return self.derivatives(eta)[0]
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         r"""Value ``(...)``, gradient ``(..., K)`` and Hessian ``(..., K, K)`` of :math:`\log t_i` at ``eta``."""

@@ -142,9 +142,6 @@ class ComplementaryLogLogPotential(Potential):
 
     is_log_concave: ClassVar[bool] = True
 
-    def log_density(self, eta: ArrayLike) -> Array:
-        return self.derivatives(eta)[0]
-
     def outcomes(self) -> Outcomes:
         return Outcomes("label", 2)
 

@@ -64,9 +64,6 @@ class _CategoricalPotential(VectorPotential):
     def dimension(self) -> int:
         return self.num_categories - (self.pinned is not None)
 
-    def log_density(self, eta: ArrayLike) -> Array:
-        return self.derivatives(eta)[0]
-
     def tilted_moments(self, mean: ArrayLike, covariance: ArrayLike, power: ArrayLike = 1.0) -> VectorTiltedMoments:
         r"""Moments of :math:`t(\eta)^p N(\eta \mid \mu, C)`, to eight digits, and the site that has them.
 

@@ -41,9 +41,6 @@ class _LogitCounts(Potential):
 
     is_log_concave: ClassVar[bool] = True
 
-    def log_density(self, eta: ArrayLike) -> Array:
-        return self.derivatives(eta)[0]
-
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         """From one exponential."""
         right = sigmoid(jnp.asarray(eta) + self.shift)
@@ -86,9 +83,6 @@ class _LogitCountPotential(Potential):
     @abstractmethod
     def _parts(self, dtype: jnp.dtype) -> tuple[Array, _LogitCounts]:
         """The logarithm of the constant, and the rest."""
-
-    def log_density(self, eta: ArrayLike) -> Array:
-        return self.derivatives(eta)[0]
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)

@@ -40,6 +40,20 @@ def _bracket(label: Array, thresholds: Array, dtype: jnp.dtype) -> tuple[Array, 
 
 
 @potential
+class _Ordinal(Potential):
+    """Factors of labels on a scale of ordered categories."""
+
+    label: Array
+    thresholds: Array
+
+    is_log_concave: ClassVar[bool] = True
+    is_analytic: ClassVar[bool] = True
+
+    def outcomes(self) -> Outcomes:
+        return Outcomes("label", self.thresholds.shape[-1] + 1)
+
+
+@potential
 class _LogisticInterval(Potential):
     """The factors of :class:`CumulativeLogitPotential` with the thresholds of each label looked up."""
 
@@ -51,9 +65,6 @@ class _LogisticInterval(Potential):
 
     is_log_concave: ClassVar[bool] = True
     is_analytic: ClassVar[bool] = True
-
-    def log_density(self, eta: ArrayLike) -> Array:
-        return self.derivatives(eta)[0]
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         under, above = self._sides(jnp.asarray(eta))
@@ -74,7 +85,7 @@ class _LogisticInterval(Potential):
 
 
 @potential
-class CumulativeLogitPotential(Potential):
+class CumulativeLogitPotential(_Ordinal):
     r"""Ordered categories with :math:`P(y \le k) = \sigma(\phi_k - \eta)`, proportional odds, as ``OrderedLogistic``.
 
     With the thresholds :math:`a < b` around the label, :math:`\sigma(b - \eta) - \sigma(a - \eta) =
@@ -89,18 +100,6 @@ class CumulativeLogitPotential(Potential):
     >>> CumulativeLogitPotential(jnp.array([0, 1, 2]), jnp.array([-1.0, 1.0])).log_density(1e4)[1].item()
     -9999.145
     """
-
-    label: Array
-    thresholds: Array
-
-    is_log_concave: ClassVar[bool] = True
-    is_analytic: ClassVar[bool] = True
-
-    def log_density(self, eta: ArrayLike) -> Array:
-        return self.derivatives(eta)[0]
-
-    def outcomes(self) -> Outcomes:
-        return Outcomes("label", self.thresholds.shape[-1] + 1)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
@@ -138,7 +137,7 @@ class CumulativeLogitPotential(Potential):
 
 
 @potential
-class CumulativeProbitPotential(Potential):
+class CumulativeProbitPotential(_Ordinal):
     r"""Ordered categories with :math:`P(y \le k) = \Phi(\phi_k - \eta)` (ordered probit).
 
     :param Array label: categories ``0, ..., K - 1``.
@@ -150,21 +149,12 @@ class CumulativeProbitPotential(Potential):
     -0.3817
     """
 
-    label: Array
-    thresholds: Array
-
-    is_log_concave: ClassVar[bool] = True
-    is_analytic: ClassVar[bool] = True
-
     def _interval(self, eta: Array) -> NormalInterval:
         lower, upper = _bracket(self.label, self.thresholds, eta.dtype)
         return normal_interval(lower - eta, upper - eta)
 
     def log_density(self, eta: ArrayLike) -> Array:
         return self._interval(jnp.asarray(eta)).log_mass
-
-    def outcomes(self) -> Outcomes:
-        return Outcomes("label", self.thresholds.shape[-1] + 1)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         interval = self._interval(jnp.asarray(eta))
@@ -194,7 +184,7 @@ class CumulativeProbitPotential(Potential):
 
 
 @potential
-class ContinuationRatioPotential(Potential):
+class ContinuationRatioPotential(_Ordinal):
     r"""Categories passed one after the other: :math:`P(y = k \mid y \ge k) = \sigma(\phi_k - \eta)`.
 
     The stick-breaking construction with sticks :math:`\phi_k - \eta`, so a sum of binary logistic factors (Khan 2012,
@@ -209,12 +199,6 @@ class ContinuationRatioPotential(Potential):
     [-0.693 -1.386 -1.386]
     """
 
-    label: Array
-    thresholds: Array
-
-    is_log_concave: ClassVar[bool] = True
-    is_analytic: ClassVar[bool] = True
-
     def _sticks(self, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
         """Thresholds, with sign -1 where the label stops and +1 where it passes, and weight zero after it."""
         thresholds = jnp.asarray(self.thresholds, dtype)
@@ -226,12 +210,6 @@ class ContinuationRatioPotential(Potential):
         weight = jnp.where(is_category[..., None], observed.astype(dtype), jnp.nan)
         thresholds, sign, weight = jnp.broadcast_arrays(thresholds, sign, weight)
         return thresholds, sign, weight
-
-    def log_density(self, eta: ArrayLike) -> Array:
-        return self.derivatives(eta)[0]
-
-    def outcomes(self) -> Outcomes:
-        return Outcomes("label", self.thresholds.shape[-1] + 1)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
@@ -251,7 +229,7 @@ class ContinuationRatioPotential(Potential):
 
 
 @potential
-class AdjacentCategoryPotential(Potential):
+class AdjacentCategoryPotential(_Ordinal):
     r"""Categories with :math:`\log p_k / p_{k-1} = (s_k - s_{k-1})\, \eta - \phi_{k-1}`.
 
     Scores :math:`s_k = k` give the adjacent-category (partial credit) model, any others Anderson's stereotype model:
@@ -270,17 +248,9 @@ class AdjacentCategoryPotential(Potential):
     1.0
     """
 
-    label: Array
-    thresholds: Array
     scores: Array
 
-    is_log_concave: ClassVar[bool] = True
-
-    def log_density(self, eta: ArrayLike) -> Array:
-        return self.derivatives(eta)[0]
-
-    def outcomes(self) -> Outcomes:
-        return Outcomes("label", self.thresholds.shape[-1] + 1)
+    is_analytic: ClassVar[bool] = False
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)

@@ -109,9 +109,6 @@ class WeibullExpPotential(Potential):
         shape = jnp.asarray(self.concentration, eta.dtype)
         return shape, shape * (jnp.log(jnp.asarray(self.observation, eta.dtype)) - jnp.log(self.scale) - eta)
 
-    def log_density(self, eta: ArrayLike) -> Array:
-        return self.derivatives(eta)[0]
-
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         shape, log_hazard = self._hazard(eta)
         hazard = jnp.exp(log_hazard)

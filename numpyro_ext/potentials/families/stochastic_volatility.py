@@ -26,9 +26,6 @@ class StochasticVolatilityPotential(Potential):
 
     is_log_concave: ClassVar[bool] = True
 
-    def log_density(self, eta: ArrayLike) -> Array:
-        return self.derivatives(eta)[0]
-
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)
         half_square = 0.5 * jnp.square(self.observation) * jnp.exp(-eta)
