@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -148,41 +148,10 @@ def calibrate(
     check_kind("calibrate", engine, (BaseEngine, SMC), "an engine, or SMC")
     check_key(rng_key)
     check_at_least(1, num_simulations=num_simulations)
-    signature = inspect.signature(engine.model)
-    bound = signature.bind_partial(*args, **kwargs)
-    bound.apply_defaults()
     asked = [observed] if isinstance(observed, str) else list(observed or ())
-    unknown = sorted(set(asked) - set(signature.parameters))
-    if unknown:
-        raise ValueError(f"observed names no argument of the model: {', '.join(map(repr, unknown))}.")
-    for name in asked:
-        bound.arguments[name] = None
-    model = handlers.condition(engine.model, data=engine.hyper_values)
-    drawable = handlers.substitute(model, substitute_fn=_in_place_of_improper)
-    look = handlers.trace(handlers.seed(drawable, jax.random.key(0))).get_trace
-    # Engines give a model that does not run on columns of pandas the arrays that JAX would make of them.
-    call = ModelCall(engine.model, bound.args, bound.kwargs, rng_key)
-    ran, trace = run_or_with_arrays(call, lambda tried: look(*tried.args, **tried.kwargs))
-    if ran is not call:
-        bound.arguments = inspect.signature(engine.model).bind(*ran.args, **ran.kwargs).arguments
-    sites = {name: site for name, site in trace.items() if site["type"] in ("sample", "param")}
-    names = [n for n in asked or signature.parameters if bound.arguments.get(n, 0) is None and n in sites]
-    if not names or set(asked) - set(names):
-        raise ValueError(
-            "The arguments with the observations are given as None, or named by observed=[...]; each has the name of "
-            f"its site. Sites of the model: {', '.join(sites)}."
-        )
-    latent = [name for name in sites if name not in names and name not in engine.hyper_values]
-    for name in latent:
-        _check_prior(name, sites[name])
-    computed = [name for name, site in trace.items() if site["type"] == "deterministic"]
     wanted = [quantities] if isinstance(quantities, str) else list(quantities)
-    if unknown := [name for name in wanted if name not in computed]:
-        raise ValueError(
-            f"quantities names no deterministic site: {', '.join(map(repr, unknown))}. The model has "
-            f"{', '.join(map(repr, computed)) or 'none'}."
-        )
-    latent += wanted
+    model = handlers.condition(engine.model, data=engine.hyper_values)
+    bound, names, latent = _sites_to_rank(engine, model, rng_key, args, kwargs, asked, wanted)
     key_prior, key_fits, key_ties = jax.random.split(rng_key, 3)
     simulated = Predictive(model, num_samples=num_simulations)(key_prior, *bound.args, **bound.kwargs)
     datasets = []
@@ -211,6 +180,57 @@ def calibrate(
                 break
     stacked = {name: np.stack(values) for name, values in ranks.items()}
     return Calibration(stacked, engine.num_samples, np.array(converged), fits.errors)
+
+
+def _sites_to_rank(
+    engine: AnyEngine,
+    model: Callable[..., object],
+    rng_key: Array,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    asked: Sequence[str],
+    wanted: Sequence[str],
+) -> tuple[inspect.BoundArguments, list[str], list[str]]:
+    """Arguments without observations, names of those that hold them, and of the sites that are ranked.
+
+    :param model: that of the engine, with given hyperparameters.
+    :param asked: names of the arguments that hold observations; where there are none, all that can.
+    :param wanted: names of deterministic sites.
+    :raises ValueError: as :func:`calibrate`.
+    """
+    signature = inspect.signature(engine.model)
+    bound = signature.bind_partial(*args, **kwargs)
+    bound.apply_defaults()
+    unknown = sorted(set(asked) - set(signature.parameters))
+    if unknown:
+        raise ValueError(f"observed names no argument of the model: {', '.join(map(repr, unknown))}.")
+    for name in asked:
+        bound.arguments[name] = None
+    drawable = handlers.substitute(model, substitute_fn=_in_place_of_improper)
+    look = handlers.trace(handlers.seed(drawable, jax.random.key(0))).get_trace
+    # Engines give a model that does not run on columns of pandas the arrays that JAX would make of them.
+    call = ModelCall(engine.model, bound.args, bound.kwargs, rng_key)
+    ran, trace = run_or_with_arrays(call, lambda tried: look(*tried.args, **tried.kwargs))
+    if ran is not call:
+        bound.arguments = inspect.signature(engine.model).bind(*ran.args, **ran.kwargs).arguments
+    sites = {name: site for name, site in trace.items() if site["type"] in ("sample", "param")}
+    names = [n for n in asked or signature.parameters if bound.arguments.get(n, 0) is None and n in sites]
+    if not names or set(asked) - set(names):
+        raise ValueError(
+            "The arguments with the observations are given as None, or named by observed=[...]; each has the name of "
+            f"its site. Sites of the model: {', '.join(sites)}."
+        )
+    latent = [name for name in sites if name not in names and name not in engine.hyper_values]
+    for name in latent:
+        _check_prior(name, sites[name])
+    computed = [name for name, site in trace.items() if site["type"] == "deterministic"]
+    if unknown := [name for name in wanted if name not in computed]:
+        raise ValueError(
+            f"quantities names no deterministic site: {', '.join(map(repr, unknown))}. The model has "
+            f"{', '.join(map(repr, computed)) or 'none'}."
+        )
+    latent += wanted
+    return bound, names, latent
 
 
 def _is_improper(site: Mapping[str, object]) -> bool:

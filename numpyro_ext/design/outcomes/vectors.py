@@ -117,7 +117,6 @@ def outlooks_on_vectors(
     # What all cells see is a nuisance, too.
     nuisance: Literal["rows", "columns"] = "rows" if side else "columns"
     reading, form = run._read_cells(args, kwargs, is_held_out=is_fit, needs_observations=False, side_of_common=nuisance)
-    potential: Potential = form.potential
     rows, columns = run.cell_blocks(nuisance)
     seen = touched(rows, form.rows), touched(columns, form.columns)
     own, other = seen[side], seen[1 - side]
@@ -141,35 +140,51 @@ def outlooks_on_vectors(
     start = 0
     for name, cells, shape in zip(reading.factor_names, reading.cells, reading.factor_shapes, strict=True):
         here, start = slice(start, start + cells.size), start + cells.size
-        if not cells.size:
-            continue
-        size = int(np.prod(shape))
-        is_candidate = np.isin(np.arange(size), cells).reshape(shape)
-        factors = jax.tree.map(lambda leaf, here=here: jnp.asarray(leaf)[here] if jnp.ndim(leaf) else leaf, potential)
-        at, to = mean[:, here], variance[:, here]
-        common: dict[str, Any] = {"name": name, "shape": tuple(shape), "is_candidate": is_candidate}
-        number = num_outcomes(factors, at, to, weights)
-        if number is None:
-            entropy = predictive_entropy(factors, at, to, weights)
-            conditional = inner @ predictive_entropy(factors, at, to)
-            filled = [jnp.zeros(size, mean.dtype).at[cells].set(value) for value in (entropy, conditional)]
-            out[name] = RealOutlook(**common, entropy=filled[0], conditional=filled[1])
-            continue
-        if len(values) * size * number > LARGEST_TABLE:
-            raise ValueError(
-                f"{len(values)} draws, {size} observations of {name!r} and {number} outcomes are too many at once: "
-                "score the candidates in parts, or give the engine a smaller num_samples."
-            )
-        log_p = jnp.moveaxis(log_predictive_probabilities(factors, at[None], to[None], jnp.ones(1), number), 0, -1)
-        sure = jnp.where(jnp.arange(number) == 0, 0.0, -jnp.inf).astype(mean.dtype)
-        table = jnp.broadcast_to(sure, (len(values), size, number)).at[:, cells].set(log_p)
-        if points == "mode":
-            mixture = committee.mixture(table, weights)
-            gain = committee.entropy(mixture) - committee.entropy(table[-1])
-            out[name] = VectorOutlook(**common, log_p=mixture, gain=partial(jnp.asarray, gain))
-            continue
-        out[name] = DrawnOutlook(**common, log_p=table)
+        if cells.size:
+            factors = jax.tree.map(lambda x, at=here: jnp.asarray(x)[at] if jnp.ndim(x) else x, form.potential)
+            moments = mean[:, here], variance[:, here]
+            out[name] = _outlook_of(name, tuple(shape), cells, factors, moments, (weights, inner), points)
     return out
+
+
+def _outlook_of(
+    name: str,
+    shape: tuple[int, ...],
+    cells: np.ndarray,
+    factors: Potential,
+    moments: tuple[Array, Array],
+    weights: tuple[Array, Array],
+    points: Points,
+) -> Outlook:
+    """The observations of one site.
+
+    :param cells: flat indices of the observations that are looked at, shape ``(n,)``.
+    :param factors: of these.
+    :param moments: means and variances of their predictors at each value of the vectors, shape ``(values, n)``.
+    :param weights: of the values, for predictive distributions and for those given the vectors.
+    """
+    (mean, variance), size = moments, int(np.prod(shape))
+    is_candidate = np.isin(np.arange(size), cells).reshape(shape)
+    common: dict[str, Any] = {"name": name, "shape": shape, "is_candidate": is_candidate}
+    number = num_outcomes(factors, mean, variance, weights[0])
+    if number is None:
+        entropy = predictive_entropy(factors, mean, variance, weights[0])
+        conditional = weights[1] @ predictive_entropy(factors, mean, variance)
+        filled = [jnp.zeros(size, mean.dtype).at[cells].set(value) for value in (entropy, conditional)]
+        return RealOutlook(**common, entropy=filled[0], conditional=filled[1])
+    if len(mean) * size * number > LARGEST_TABLE:
+        raise ValueError(
+            f"{len(mean)} draws, {size} observations of {name!r} and {number} outcomes are too many at once: "
+            "score the candidates in parts, or give the engine a smaller num_samples."
+        )
+    log_p = log_predictive_probabilities(factors, mean[None], variance[None], jnp.ones(1), number)
+    sure = jnp.where(jnp.arange(number) == 0, 0.0, -jnp.inf).astype(mean.dtype)
+    table = jnp.broadcast_to(sure, (len(mean), size, number)).at[:, cells].set(jnp.moveaxis(log_p, 0, -1))
+    if points != "mode":
+        return DrawnOutlook(**common, log_p=table)
+    mixture = committee.mixture(table, weights[0])
+    gain = committee.entropy(mixture) - committee.entropy(table[-1])
+    return VectorOutlook(**common, log_p=mixture, gain=partial(jnp.asarray, gain))
 
 
 def _vectors_of(run: BilinearRun, focus: Focus) -> tuple[int, np.ndarray | None]:

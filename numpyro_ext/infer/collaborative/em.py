@@ -176,20 +176,9 @@ def collaborative_em(
         else:
             squared = accelerator == "squarem" and not is_plain
             expected, trace, converged, count = _alternate(problem, prior, improve, squared, num_steps, tol, bar)
-    if problem.is_interrupted:
-        warnings.warn(
-            f"collaborative_em was interrupted after {count} steps, of which this is the fit. Go on by init=fit.",
-            UserWarning,
-            stacklevel=2,
-        )
-    elif not (converged and expected.converged) and num_steps and not is_stochastic:
-        what = "the objective still rose" if expected.converged else "not all users were inferred to the end"
-        warnings.warn(
-            f"collaborative_em did not converge: {what} in the last of {count} steps. Give more (num_steps, or "
-            "num_inference_steps for the users), or go on by init=fit.",
-            UserWarning,
-            stacklevel=2,
-        )
+    has_converged = converged and expected.converged
+    if problem.is_interrupted or not (has_converged or is_stochastic or not num_steps):
+        warnings.warn(_end_in_words(problem, expected, count), UserWarning, stacklevel=2)
     return CollaborativeFit(
         expected.prior,
         method,
@@ -197,10 +186,21 @@ def collaborative_em(
         expected.sites,
         num_users,
         np.array(trace),
-        converged and expected.converged and not is_stochastic,
+        has_converged and not is_stochastic,
         count,
         expected.skipped,
         num_constant,
+    )
+
+
+def _end_in_words(problem: _Problem, expected: _Expected, count: int) -> str:
+    """Words on a run of so many steps that was interrupted, or did not converge."""
+    if problem.is_interrupted:
+        return f"collaborative_em was interrupted after {count} steps, of which this is the fit. Go on by init=fit."
+    what = "the objective still rose" if expected.converged else "not all users were inferred to the end"
+    return (
+        f"collaborative_em did not converge: {what} in the last of {count} steps. Give more (num_steps, or "
+        "num_inference_steps for the users), or go on by init=fit."
     )
 
 

@@ -132,6 +132,34 @@ def cross_validate(
     given = given if isinstance(given, bool) else jnp.asarray(given, bool)
     reading = engine._read(rng_key, args, {**kwargs, mask_argument: given})
     engine.algorithm(reading)  # refuses what it cannot run on
+    keep = _observations_to_fold(reading)
+    if folds is not None and np.asarray(folds).dtype.kind in "OSU":  # labels, such as the group left out
+        labels, numbers = np.unique(np.asarray(folds).astype(str), return_inverse=True)
+        num_folds, folds = num_folds or len(labels), numbers.reshape(np.shape(folds))
+    if num_folds is None:
+        num_folds = 10 if folds is None else int(np.max(folds, initial=0)) + 1
+    assignments = _assignments(key, keep, num_folds, num_draws, folds)
+
+    outcomes = []
+    with progress_bar(len(assignments), "cross-validation", enabled=engine.progress_bar) as bar:
+        for assignment in assignments:
+            masks = [keep & (assignment != k) for k in range(num_folds)]
+            readings = _read_folds(partial(engine._read, rng_key, args, check=False), kwargs, mask_argument, masks)
+            outcomes.append(_score_folds(engine, readings, assignment, batch_size))
+            bar.update(1)
+    scores, hyper, converged = zip(*outcomes, strict=True)
+    converged = np.stack(converged)
+    if not converged.all():
+        warn(f"{int((~converged).sum())} of {converged.size} fits of the cross-validation did not converge.")
+    hyper = {name: jnp.stack([draw[name] for draw in hyper]) for name in hyper[0]}
+    return CrossValidation(jnp.stack(scores), assignments, hyper, converged)
+
+
+def _observations_to_fold(reading: LatentGaussianReading) -> np.ndarray:
+    """Mask of the observations of the one site that is scored, true for those in use.
+
+    :raises ValueError: if they cannot be left out one by one.
+    """
     if len(reading.observed_names) != 1:
         raise ValueError(
             f"Cross-validation needs one observed site, the model has {list(reading.observed_names)}. "
@@ -145,62 +173,47 @@ def cross_validate(
             "predictors are scored one by one: fit each mask with engine.run(...), and score it by draws "
             "(log_likelihood of numpyro.infer)."
         )
-    shape = tuple(reading.factor_shapes[0])
     keep = reading.known_mask(reading.factor_names[0])
-    if keep.shape != shape:
+    if keep.shape != tuple(reading.factor_shapes[0]):
         raise ValueError(
             f"Observations of site {reading.factor_names[0]!r} that share a predictor are read as one factor, which "
             "cannot be folded: fit each mask with engine.run(...) and score it with engine.log_predictive()."
         )
-    if folds is not None and np.asarray(folds).dtype.kind in "OSU":  # labels, such as the group left out
-        labels, numbers = np.unique(np.asarray(folds).astype(str), return_inverse=True)
-        num_folds, folds = num_folds or len(labels), numbers.reshape(np.shape(folds))
-    if num_folds is None:
-        num_folds = 10 if folds is None else int(np.max(folds, initial=0)) + 1
-    assignments = _assignments(key, keep, num_folds, num_draws, folds)
+    return keep
 
-    def score(assignment: np.ndarray) -> tuple[Array, dict[str, Array], np.ndarray]:
-        masks = [keep & (assignment != k) for k in range(num_folds)]
-        readings = _read_folds(partial(engine._read, rng_key, args, check=False), kwargs, mask_argument, masks)
-        space, _, programs = engine._compile(readings[0])
-        if any(other.structure != readings[0].structure for other in readings):
-            raise ValueError(f"The structure of the model depends on the values of {mask_argument!r}: fold it by hand.")
-        _check_masks(readings, mask_argument, masks)
-        data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[other.data for other in readings])
-        values, search, info = programs.fold_predictive(
-            data, space.fixed, space.initial(engine.init_values), batch_size=batch_size
+
+def _score_folds(
+    engine: Engine, readings: list[LatentGaussianReading], assignment: np.ndarray, batch_size: int | None
+) -> tuple[Array, dict[str, Array], np.ndarray]:
+    """Log predictive densities by fits of all folds, their hyperparameters, and whether each converged.
+
+    :param readings: of each fold.
+    :param assignment: fold of each observation, -1 for those that are masked.
+    """
+    num_folds = len(readings)
+    space, _, programs = engine._compile(readings[0])
+    data = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[other.data for other in readings])
+    values, search, info = programs.fold_predictive(
+        data, space.fixed, space.initial(engine.init_values), batch_size=batch_size
+    )
+    # the rows of an observation follow each other, and those of priors stand behind
+    values = values[:, : assignment.size * readings[0].rows_per_observation[0]]
+    values = values.reshape(num_folds, assignment.size, -1).sum(-1)
+    scores = jnp.take_along_axis(values, jnp.asarray(assignment.reshape(1, -1)), axis=0)[0]
+    scores = jnp.where(assignment >= 0, scores.reshape(assignment.shape), 0.0)
+    failed = np.zeros(num_folds, bool) if search is None else np.asarray(search.num_iterations == 0)
+    bad = sorted({*np.flatnonzero(failed).tolist(), *assignment[np.isnan(np.asarray(scores))].tolist()})
+    if bad:
+        raise FloatingPointError(
+            f"Evidence or predictive density is not finite in folds {bad}: run the engine with one of their masks "
+            "to see why."
         )
-
-        # the rows of an observation follow each other, and those of priors stand behind
-        values = values[:, : assignment.size * readings[0].rows_per_observation[0]]
-        values = values.reshape(num_folds, assignment.size, -1).sum(-1)
-        scores = jnp.take_along_axis(values, jnp.asarray(assignment.reshape(1, -1)), axis=0)[0]
-        scores = jnp.where(keep, scores.reshape(assignment.shape), 0.0)
-        failed = np.zeros(num_folds, bool) if search is None else np.asarray(search.num_iterations == 0)
-        bad = sorted({*np.flatnonzero(failed).tolist(), *assignment[np.isnan(np.asarray(scores))].tolist()})
-        if bad:
-            raise FloatingPointError(
-                f"Evidence or predictive density is not finite in folds {bad}: run the engine with one of their masks "
-                "to see why."
-            )
-        converged = np.asarray(info.converged)
-        hyper = {name: jnp.broadcast_to(value, (num_folds, *value.shape)) for name, value in space.fixed.items()}
-        if search is not None:
-            converged = converged & np.asarray(search.converged)
-            hyper = jax.vmap(space.unpack)(search.values)
-        return scores, hyper, converged
-
-    outcomes = []
-    with progress_bar(len(assignments), "cross-validation", enabled=engine.progress_bar) as bar:
-        for assignment in assignments:
-            outcomes.append(score(assignment))
-            bar.update(1)
-    scores, hyper, converged = zip(*outcomes, strict=True)
-    converged = np.stack(converged)
-    if not converged.all():
-        warn(f"{int((~converged).sum())} of {converged.size} fits of the cross-validation did not converge.")
-    hyper = {name: jnp.stack([draw[name] for draw in hyper]) for name in hyper[0]}
-    return CrossValidation(jnp.stack(scores), assignments, hyper, converged)
+    converged = np.asarray(info.converged)
+    hyper = {name: jnp.broadcast_to(value, (num_folds, *value.shape)) for name, value in space.fixed.items()}
+    if search is not None:
+        converged = converged & np.asarray(search.converged)
+        hyper = jax.vmap(space.unpack)(search.values)
+    return scores, hyper, converged
 
 
 class _Mask(Messenger):
@@ -241,10 +254,14 @@ def _read_folds(
     try:
         reading = read(given[0], changing=(mask_argument,))
     except ModelStructureError:
-        return [read(arguments) for arguments in given]
-    found = [copy(reading) for _ in masks]
-    for fold, arguments in zip(found, given, strict=True):
-        fold.data = reading.with_changing({mask_argument: arguments[mask_argument]})
+        found = [read(arguments) for arguments in given]
+    else:
+        found = [copy(reading) for _ in masks]
+        for fold, arguments in zip(found, given, strict=True):
+            fold.data = reading.with_changing({mask_argument: arguments[mask_argument]})
+    if any(other.structure != found[0].structure for other in found):
+        raise ValueError(f"The structure of the model depends on the values of {mask_argument!r}: fold it by hand.")
+    _check_masks(found, mask_argument, masks)
     return found
 
 

@@ -14,7 +14,7 @@ from ..front.answers.summary import PrintsSummary, Summary
 from ..front.display import ending, evidence
 from ..front.options import check_at_least, suggests
 from ..front.results import Diagnostics, LogEvidence
-from .kernels.steps import PathName
+from .kernels.path import PathName
 from .run import SMCRun, SMCState
 from .target import Target
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..front.files.archive import read_archive, write_archive
 from ..front.files.content import Content
-from .kernels.steps import Particles
+from .kernels.path import Particles
 from .run import SMCState
 
 

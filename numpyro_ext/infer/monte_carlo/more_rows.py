@@ -12,7 +12,8 @@ from numpyro.primitives import Messenger
 
 from ...structure.model.running.recording import log_fault
 from ...structure.model.verification import tolerance_of_densities
-from .kernels.steps import Particles, Programs
+from .kernels.path import Particles
+from .kernels.steps import Programs
 from .target import Target
 
 _FEWEST_ROWS = 32

@@ -16,7 +16,8 @@ from ...structure import ModelStructureError
 from ...structure.model.running.changing import needs_value, other_values, read_with_changing
 from ...structure.model.running.execution import ModelCall, check_key
 from ...structure.model.running.plain_sites import PlainSites
-from .kernels.steps import Particles, Programs
+from .kernels.path import Particles
+from .kernels.steps import Programs
 from .kernels.weights import effective_sample_size, normalised
 from .run import LEAST_SIZE, MOST_STEPS
 from .target import Target

@@ -18,7 +18,8 @@ from ..front.answers.model_draws import predictive_draws
 from ..front.answers.sites import PosteriorSites, SitePosterior
 from ..front.labels import Labels
 from ..front.results import Diagnostics, LogEvidence
-from .kernels.steps import Particles, Programs, StepInfo
+from .kernels.path import Particles
+from .kernels.steps import Programs, StepInfo
 from .more_rows import MoreRows
 from .target import Target
 

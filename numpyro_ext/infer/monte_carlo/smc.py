@@ -20,7 +20,8 @@ from ..front.state import data_digest
 from .answers import Answers, shapes
 from .checkpoints import resumed_state, state_content, state_of, write_state
 from .kernels.moves import AnyKernel, Movement, kernel_for
-from .kernels.steps import Compiled, Ladder, PathName, Programs, divided
+from .kernels.path import Ladder, PathName
+from .kernels.steps import Compiled, Programs, divided
 from .program import SMCProgram, read_changing
 from .run import MOST_STEPS, SMCRun, SMCState, impossible_data, no_history, record
 from .target import Target

@@ -259,27 +259,9 @@ def predict(
             return Prediction(run, reading, call, rng_key)
         try:
             whole = read(*make_call(call.arguments))
-            places = _places(run, whole)
-            alone = None if joint else NewCall(*call_new(new))
-            new_part = partial(_new_slices, reading, call)
             read_other = partial(read, *make_call(again.arguments)) if call.left_out else lambda: None
-            known = known_field(run, whole, places, _hypers(run))
-            if known is None:
-                members = alone and new_members(run, whole, alone, new_part, _hypers(run))
-                if members is not None:
-                    on_all = partial(_on_all_rows, run, whole, places, is_contained=True)
-                    return Prediction(on_all, reading, call, rng_key, members=members)
-                found, other = _on_all_rows(run, whole, places), read_other()
-                if other is not None:
-                    check_left_out(found, other)
-                return Prediction(found, reading, call, rng_key, other)
-            other = None
-            if alone is None or not known.is_same_alone(alone, new_part):
-                alone, other = None, read_other()
-                if other is not None:
-                    check_equal(known.affine_values(whole), known.affine_values(other))
-            on_all = partial(on_all_rows, run, whole, places)
-            return Prediction(on_all, reading, call, rng_key, other, known, alone)
+            alone = None if joint else NewCall(*call_new(new))
+            return _on_joint_reading(run, whole, call, rng_key, read_other, alone)
         except ModelStructureError as error:
             hint = "Observations have to be an argument of the model, so that they can be left out."
             hint = f" {hint}" if error.reason is Reason.DATA else ""
@@ -294,6 +276,43 @@ def predict(
             "all rows: where it belongs to the new ones, as an exposure does, give an array of it for each of them."
         ) from refusals[0].__cause__
     raise refusals[0]
+
+
+def _on_joint_reading(
+    run: GaussianRun,
+    whole: LatentGaussianReading,
+    call: JointCall,
+    rng_key: Array,
+    read_other: Callable[[], LatentGaussianReading | None],
+    alone: NewCall | None,
+) -> Prediction:
+    """Prediction by the shortest way that holds: maps of the known field, draws of new members given those of the fit,
+    or conditioning on all rows.
+
+    :param whole: reading of old and new arguments together.
+    :param read_other: reads them with other values of what is observed, where that is left out.
+    :param alone: the call at the new arguments alone, if there is one.
+    :raises NotJoined: if the joint reading does not contain the fitted one.
+    """
+    reading, places = run.reading, _places(run, whole)
+    new_part = partial(_new_slices, reading, call)
+    known = known_field(run, whole, places, _hypers(run))
+    if known is None:
+        members = alone and new_members(run, whole, alone, new_part, _hypers(run))
+        if members is not None:
+            on_all = partial(_on_all_rows, run, whole, places, is_contained=True)
+            return Prediction(on_all, reading, call, rng_key, members=members)
+        found, other = _on_all_rows(run, whole, places), read_other()
+        if other is not None:
+            check_left_out(found, other)
+        return Prediction(found, reading, call, rng_key, other)
+    other = None
+    if alone is None or not known.is_same_alone(alone, new_part):
+        alone, other = None, read_other()
+        if other is not None:
+            check_equal(known.affine_values(whole), known.affine_values(other))
+    on_all = partial(on_all_rows, run, whole, places)
+    return Prediction(on_all, reading, call, rng_key, other, known, alone)
 
 
 def _on_all_rows(run: GaussianRun, *of_all: Any, **options: Any) -> GaussianRun:
