@@ -191,24 +191,14 @@ def _line_search(
 
     # The accepted branch. Inputs are replaced where they are not finite, so that nothing spreads into the memory.
     gradient = jnp.where(finite, new.gradient, old.gradient)
-    descent, memory = _lbfgs(trial.size).update(-gradient, state.memory, trial)
-    if state.metric is not None:
-        descent = jnp.where(jnp.any(state.metric != 0.0), in_metric(-gradient, memory, state.metric), descent)
-    direction = -jnp.asarray(descent, dtype)
-    is_ascent = jnp.dot(direction, gradient) > 0.0
-    direction = jnp.where(is_ascent, direction, gradient / jnp.maximum(1.0, jnp.linalg.norm(gradient)))
+    direction, memory = _new_direction(state, trial, gradient)
     vanished = is_fine & (jnp.max(jnp.abs(gradient)) <= tol)
 
     # The rejected branch.
     lower = jnp.where(increased, state.step_size, state.lower)
     upper = jnp.where(increased, state.upper, state.step_size)
-    bounded = jnp.isfinite(upper)
-    width = jnp.where(bounded, upper, 0.0) - lower
-    step_size = jnp.where(bounded, lower + 0.5 * width, 2.0 * lower)
     guess = _top_of_cubic(gain, slope, new_slope, state.step_size)
-    guess = jnp.asarray(jnp.maximum(guess, lower + _LEAST_SHARE * width), dtype)
-    is_guess = bounded & finite & (guess <= upper - _LEAST_SHARE * width) & (state.num_trials < _MOST_GUESSES)
-    step_size = jnp.where(is_guess, guess, step_size)
+    step_size = _between(lower, upper, guess, finite & (state.num_trials < _MOST_GUESSES))
     returns = gives_up & (lower > 0.0) & (state.num_trials < _MAX_TRIALS)  # the last trial is then made again
     step_size = jnp.where(returns, lower, step_size)
     refused_at_start = (state.num_iterations == 0) & ~finite
@@ -239,6 +229,26 @@ def _line_search(
         is_coarse=None if state.is_coarse is None else jnp.where(accepted, ~is_fine, state.is_coarse),
         noise=noise,
     )
+
+
+def _new_direction(state: SearchState, trial: Array, gradient: Array) -> tuple[Array, object]:
+    """Direction of the next steps from a trial point that is accepted, and the memory of the search there."""
+    descent, memory = _lbfgs(trial.size).update(-gradient, state.memory, trial)
+    if state.metric is not None:
+        descent = jnp.where(jnp.any(state.metric != 0.0), in_metric(-gradient, memory, state.metric), descent)
+    direction = -jnp.asarray(descent, trial.dtype)
+    is_ascent = jnp.dot(direction, gradient) > 0.0
+    return jnp.where(is_ascent, direction, gradient / jnp.maximum(1.0, jnp.linalg.norm(gradient))), memory
+
+
+def _between(lower: Array, upper: Array, guess: Array, may_guess: Array) -> Array:
+    """Next step size between two, of which the upper one may be infinite: a guess where it is well inside."""
+    bounded = jnp.isfinite(upper)
+    width = jnp.where(bounded, upper, 0.0) - lower
+    step_size = jnp.where(bounded, lower + 0.5 * width, 2.0 * lower)
+    guess = jnp.asarray(jnp.maximum(guess, lower + _LEAST_SHARE * width), lower.dtype)
+    is_guess = bounded & may_guess & (guess <= upper - _LEAST_SHARE * width)
+    return jnp.where(is_guess, guess, step_size)
 
 
 def _top_of_cubic(gain: Array, slope: Array, new_slope: Array, step_size: Array) -> Array:

@@ -242,23 +242,21 @@ def _batches(
     batch, slot = _assign(height, padded_own, padded_below, nodes.parent)
     members = np.lexsort((slot, batch))
     cuts = np.searchsorted(batch[members], np.arange(batch.max() + 2))
-    # places of the rows below in the fronts of the parents
     of_row = np.repeat(np.arange(number), below)
-    above = np.append(nodes.parent, number)[of_row]
     keys = of_row * np.int64(size) + rows
-    is_own = owner[rows] == above
-    place = np.where(
-        is_own,
-        rows - nodes.first[above],
-        padded_own[above] + np.searchsorted(keys, above * np.int64(size) + rows) - pointer[above],
-    )
+
+    def place_below(node: NDArray[np.int64], row: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places in the fronts of nodes of rows below them."""
+        found: NDArray[np.int64] = padded_own[node] + np.searchsorted(keys, node * np.int64(size) + row) - pointer[node]
+        return found
+
+    above = np.append(nodes.parent, number)[of_row]
+    in_parents = np.where(owner[rows] == above, rows - nodes.first[above], place_below(above, rows))
     # places of the entries of the matrix
     node = owner[low]
     local = high - nodes.first[node]
     apart = np.flatnonzero(owner[high] != node)
-    local[apart] = padded_own[node[apart]] + (
-        np.searchsorted(keys, node[apart] * np.int64(size) + high[apart]) - pointer[node[apart]]
-    )
+    local[apart] = place_below(node[apart], high[apart])
     places = (slot[node] * front[node] + local) * front[node] + low - nodes.first[node]
     by_batch = np.argsort(batch[node], kind="stable")
     entry_cuts = np.searchsorted(batch[node][by_batch], np.arange(batch.max() + 2))
@@ -274,7 +272,7 @@ def _batches(
         is_row = steps < below[ids][:, None]
         index = np.where(is_row, pointer[ids][:, None] + steps, 0)
         below_rows = np.where(is_row, rows[index], size) if r else np.zeros((m, 0))
-        in_parent = np.where(is_row, place[index], 0) if r else np.zeros((m, 0))
+        in_parent = np.where(is_row, in_parents[index], 0) if r else np.zeros((m, 0))
         fronts, column = np.nonzero(~is_column)
         chosen = by_batch[entry_cuts[b] : entry_cuts[b + 1]]
         result.append(
@@ -295,7 +293,13 @@ def _batches(
         start = result[-1].stop
         if r:
             _hand_on(children, b, batch, slot, nodes.parent[ids])
+    return _with_places(_with_last_uses(result))
+
+
+def _with_last_uses(batches: list[Batch]) -> list[Batch]:
+    """The batches with notes where a batch is a child for the last time."""
     seen: set[int] = set()
+    result = list(batches)
     for b in range(len(result) - 1, -1, -1):
         noted = tuple(c._replace(is_last=c.batch not in seen) for c in result[b].children)
         # of several in one batch the last, since they are added in order
@@ -303,7 +307,7 @@ def _batches(
         noted = tuple(c._replace(is_last=c.is_last and latest[c.batch] == k) for k, c in enumerate(noted))
         seen.update(latest)
         result[b] = result[b]._replace(children=noted)
-    return _with_places(result)
+    return result
 
 
 def _with_places(batches: list[Batch]) -> list[Batch]:

@@ -112,15 +112,7 @@ def learn(
         failure = _runaway(run, curvature, edges)
     if interruption:
         messages.append(f"Interrupted after {run.num_evaluations} evaluations.")
-    max_gradient = float(np.max(np.abs(best.best.gradient)))
-    converged = bool(best.converged) and failure is None
-    if converged and max_gradient > climb.tol and curvature is not None:
-        # The line search met rounding: that is the top only if a Newton step promises nothing.
-        gradient = np.asarray(best.best.gradient)
-        converged = 0.5 * float(gradient @ curvature.covariance @ gradient) <= climb.tol
-    elif not converged and failure is None and not interruption and curvature is not None and curvature.is_peak:
-        # Searches that find their curvature themselves have no derivatives that could be rounding.
-        converged = climb.find_curvature is None and _is_top_but_for_rounding(run, curvature)
+    converged = failure is None and _is_top(run, best, curvature, is_interrupted=bool(interruption))
     others = other_maxima(ends, best, curvature, climb.hyper) if len(ends) > 1 else None
     if others is not None:
         messages.append(others)
@@ -134,9 +126,24 @@ def learn(
         num_iterations=int(best.num_iterations) - 1,  # the first evaluation is no step
         num_evaluations=run.num_evaluations,
         objective_trace=np.concatenate(run.traces),
-        max_gradient=max_gradient,
+        max_gradient=float(np.max(np.abs(best.best.gradient))),
     )
     return Learned(best, curvature, learning, edges, tuple(messages), bool(interruption))
+
+
+def _is_top(run: Searches, best: SearchState, curvature: Curvature | None, *, is_interrupted: bool) -> bool:
+    """True if a search has ended at a maximum, to rounding."""
+    climb, gradient = run.climb, np.asarray(best.best.gradient)
+    if curvature is None:
+        return bool(best.converged)
+    if bool(best.converged):
+        # The line search may have met rounding: that is the top only if a Newton step promises nothing.
+        is_steep = float(np.max(np.abs(gradient))) > climb.tol
+        return not is_steep or 0.5 * float(gradient @ curvature.covariance @ gradient) <= climb.tol
+    if is_interrupted or not curvature.is_peak:
+        return False
+    # Searches that find their curvature themselves have no derivatives that could be rounding.
+    return climb.find_curvature is None and _is_top_but_for_rounding(run, curvature)
 
 
 def _reopen(search: SearchState, climb: Climb) -> SearchState:

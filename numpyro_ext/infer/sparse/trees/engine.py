@@ -23,6 +23,7 @@ from ...front.options import default_tolerance
 from ...front.results import Diagnostics, at_values
 from ...front.running.learning import Learned
 from ...front.state import EngineState, Fit, check_init_state, data_digest
+from ...hyper.evaluation import Evaluation
 from ...hyper.space import UnconstrainedSpace
 from ..programs import compiled_form
 from ..run import Member
@@ -220,72 +221,68 @@ class TreeFitter:
         else:
             check_init_state(init_state, jax.eval_shape(programs.init_state, data, hyper), space.size)
             values, state = init_state.values, init_state.state
-        learning, covariance, has_curvature = None, None, False
-        messages: list[str] = []
+        covariance, has_curvature = None, False
         found: Learned | None = None
-        edges: tuple[str, ...] = ()
         at = Searched(data, fixed, projection, values, jnp.ones_like(values))
         if space.size:
-            stacked = None
-            if others:
-                pairs = [(other.data, programs.project(other.data, hyper)) for other in others]
-                stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *pairs)
-            search = TreeSearch(
-                programs,
-                at._replace(others=stacked),
-                space,
-                state,
-                max_steps=self.max_hyper_steps,
-                progress_bar=self.progress_bar,
-            )
-            found, at = search.run(rng_key, is_resumed=init_state is not None), search.at
-            if found is None:
-                raise _not_finite(space.unpack(values, fixed))
-            best, learning = found.search.best, found.diagnostics
+            found, at = self._learn(rng_key, programs, at, space, state, others, is_resumed=init_state is not None)
+            best = found.search.best
             if others:
                 best = programs.evaluate(at._replace(others=None), found.search.values, best.state)
             values = at.origin + at.units * found.search.values
-            messages += found.messages
-            edges = found.edges
-            if not learning.converged and learning.max_gradient > options.hyper_tol:
-                messages.append(
-                    f"The hyperparameters did not converge in {learning.num_iterations} steps: the largest derivative "
-                    f"is {learning.max_gradient:.2g} per standard error, the tolerance {options.hyper_tol:.2g}. Give "
-                    "more steps (max_hyper_steps)."
-                )
             if found.curvature is not None:
                 scale = np.asarray(at.units)
                 covariance, has_curvature = scale[:, None] * found.curvature.covariance * scale, found.curvature.is_peak
         else:
             best = programs.evaluate(at, jnp.zeros_like(values), state)
         hyper, info = space.unpack(values), best.info
-        converged = bool(info.converged) and (
-            found is None or (found.diagnostics.converged and not found.is_interrupted)
-        )
         if not np.isfinite(float(best.log_evidence)):
             raise _not_finite(hyper)
-        if not bool(info.converged):
-            messages.append(
-                f"Expectation propagation did not converge in {int(info.num_steps)} steps: moments disagree by "
-                f"{float(info.max_change):.2g}, the tolerance is {programs.options.tol:.2g}. Give more steps "
-                "(num_steps) or damping, or use StructuredMeanField."
-            )
+        has_learned = found is None or (found.diagnostics.converged and not found.is_interrupted)
         diagnostics = Diagnostics(
-            converged=converged,
+            converged=bool(info.converged) and has_learned,
             num_steps=int(info.num_steps),
             objective_trace=np.asarray(best.log_evidence).reshape(1),
             max_change=float(info.max_change),
             num_skipped=0,
             skipped={},
-            hyper=learning,
-            messages=tuple(messages),
-            edges=edges,
+            hyper=None if found is None else found.diagnostics,
+            messages=_messages(found, best, options),
+            edges=() if found is None else found.edges,
         )
         last = EngineState(
             values, best.state, None, int(info.num_steps), data_digest(reading.written_data, fixed, reading.key)
         )
         fit = Fit(last, hyper, covariance, has_curvature, float(best.log_evidence), diagnostics)
         return Member(choice, reading, space, programs, projection, fit)
+
+    def _learn(
+        self,
+        rng_key: Array,
+        programs: TreePrograms,
+        at: Searched,
+        space: UnconstrainedSpace,
+        state: object,
+        others: Sequence[SparseLinearReading],
+        *,
+        is_resumed: bool,
+    ) -> tuple[Learned, Searched]:
+        """The search for hyperparameters, and the coordinates in which it ended.
+
+        :param Searched at: coordinates in which it begins, at the origin.
+        :param state: of the algorithm there.
+        :param others: further readings that hyperparameters are learned from.
+        """
+        if others:
+            hyper = space.unpack(at.origin)
+            pairs = [(other.data, programs.project(other.data, hyper)) for other in others]
+            at = at._replace(others=jax.tree.map(lambda *parts: jnp.stack(parts), *pairs))
+        most, bar = self.max_hyper_steps, self.progress_bar
+        search = TreeSearch(programs, at, space, state, max_steps=most, progress_bar=bar)
+        found = search.run(rng_key, is_resumed=is_resumed)
+        if found is None:
+            raise _not_finite(space.unpack(at.origin, space.fixed))
+        return found, search.at
 
     def _options(self, reading: SparseLinearReading, space: UnconstrainedSpace) -> TreeOptions:
         """Static choices: whether the likelihood is a product over coefficients, whatever the hyperparameters."""
@@ -366,6 +363,26 @@ class TreeFitter:
         )
         fit = Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
         return Member(dict(content["arguments"]), reading, space, programs, projection, fit)
+
+
+def _messages(found: Learned | None, last: Evaluation, options: TreeOptions) -> tuple[str, ...]:
+    """Messages on the ends of a search for hyperparameters and of the last fit."""
+    messages, info = [] if found is None else list(found.messages), last.info
+    if found is not None:
+        learning = found.diagnostics
+        if not learning.converged and learning.max_gradient > options.hyper_tol:
+            messages.append(
+                f"The hyperparameters did not converge in {learning.num_iterations} steps: the largest derivative "
+                f"is {learning.max_gradient:.2g} per standard error, the tolerance {options.hyper_tol:.2g}. Give "
+                "more steps (max_hyper_steps)."
+            )
+    if not bool(info.converged):
+        messages.append(
+            f"Expectation propagation did not converge in {int(info.num_steps)} steps: moments disagree by "
+            f"{float(info.max_change):.2g}, the tolerance is {options.tol:.2g}. Give more steps "
+            "(num_steps) or damping, or use StructuredMeanField."
+        )
+    return tuple(messages)
 
 
 def _not_finite(hyper: dict[str, Array]) -> ValueError:

@@ -23,40 +23,36 @@ which factor ``i`` is exact. The functions here are pure; options that change wh
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.typing import ArrayLike
 
-from .....linalg.gaussian.conditioning import LinearGaussian, Space, choose_space
-from .....linalg.gaussian.marginals import Marginals, relative_change
+from .....linalg.gaussian.conditioning import Space, choose_space
 from .....linalg.gaussian.prior import is_valid_prior
-from .....linalg.solvers.anderson import History, extrapolated, no_history, remember
+from .....linalg.solvers.anderson import History, no_history
 from .....potentials.vector_rows import has_vector_factors
 from .....structure.latent_gaussian import LatentGaussian, joined
 from ..fit_info import FitInfo
 from ..modes.mode_derivative import HeldPosterior, holds_factor
 from ..posterior import GaussianPosterior, gaussian_prior
-from .evidence_of_sites import evidence_at, exceeds_one, is_coupled, log_evidence
-from .held_factor import look_ahead, may_look_ahead, with_space, without_space
+from .evidence_of_sites import exceeds_one, is_coupled, log_evidence
+from .held_factor import with_space, without_space
 from .newton import newton_sites
 from .opening import (
     Info,
     State,
     before_opening,
     change_of_sites,
-    in_deviations,
     init,
     is_proper,
-    opened,
     refresh,
     refresh_and_hold,
     sites_of,
 )
-from .sequential import sweep_sequentially
-from .tilting import least_precision, loses_cavity, propose, tilt
+from .sweep import AtHand, Schedule, sweep_once
+from .tilting import propose, tilt
 
 __all__ = [
     "Info",
@@ -71,14 +67,6 @@ __all__ = [
     "update",
 ]
 
-Schedule = Literal["parallel", "sequential"]
-
-_MIN_STEP_SIZE = 1.0 / 64.0
-"""Fraction of the way after six halvings: what does not settle then is not for want of damping."""
-_SLOW_DECREASE = 0.8
-"""Ratio of successive changes, ten sweeps to a digit, from which turning back costs more than damping."""
-_RECOVERY_OF_STEP = 1.25
-"""Growth of the step size in a sweep that goes on in the direction of the last: three of them undo a halving."""
 _UNTAKEN = 0.1
 """Share of the tolerance that a sweep may change for it not to be taken: what the last one that is taken leaves."""
 _NO_DIFFERENCE = 0.1
@@ -118,7 +106,7 @@ def step(
     :raises ValueError: for an unknown schedule.
     """
     prior = gaussian_prior(form, _space(form, space, schedule))
-    found = _step(form, prior, state, damping, adapt_damping, power, schedule)
+    found = sweep_once(form, prior, state, damping, adapt_damping, power, schedule)
     return found.state, found.info
 
 
@@ -206,8 +194,8 @@ def solve_and_hold(
         history = run.history
         if history is not None:  # what the last step changes has to be the residual
             history = history._replace(number=jnp.where(run.num_steps + 1 < num_steps, history.number, 0))
-        at_hand = _AtHand(run.held, ~is_finished, _UNTAKEN * bound)
-        swept = _step(form, prior, run.state, damping, adapt_damping, power, schedule, history, at_hand)
+        at_hand = AtHand(run.held, ~is_finished, _UNTAKEN * bound)
+        swept = sweep_once(form, prior, run.state, damping, adapt_damping, power, schedule, history, at_hand)
         moved, found = swept.state, swept.info
         trace = run.trace.at[jnp.where(is_counted, run.num_steps, num_steps)].set(found.objective, mode="drop")
         state, info = jax.tree.map(partial(jnp.where, is_finished), (run.state, run.info), (moved, found))
@@ -255,28 +243,6 @@ class _Run(NamedTuple):
     """The posterior at the sites, without its space; ``None`` where it is not held."""
 
 
-class _AtHand(NamedTuple):
-    """Findings of a sweep of :func:`solve` beyond the state."""
-
-    held: Any
-    """The posterior at the sites, as in :class:`_Run`."""
-    is_taken: Array
-    """False where the evidence at the sites is all that is asked for."""
-    share: Array
-    """Change of marginals, seen beforehand, below which the sweep is not taken."""
-
-
-class _Swept(NamedTuple):
-    """Outcome of :func:`_step`."""
-
-    state: State
-    info: Info
-    history: History | None
-    held: Any
-    is_untaken: Array
-    """True if the sweep was seen to change nothing, and was not taken."""
-
-
 def update(
     form: LatentGaussian, precision: Array, shift: Array, *, power: float = 1.0, space: Space = "auto"
 ) -> tuple[Array, Array]:
@@ -301,90 +267,3 @@ def _space(form: LatentGaussian, space: Space, schedule: Schedule) -> Space:
     if space == "auto" and schedule == "sequential":
         return choose_space(form.prior, form.design, *form.blocks, layout=form.layout, is_sequential=True)
     return space
-
-
-def _step(
-    form: LatentGaussian,
-    prior: LinearGaussian,
-    state: State,
-    damping: float,
-    adapt_damping: bool,
-    power: ArrayLike,
-    schedule: Schedule,
-    history: History | None = None,
-    at_hand: _AtHand | None = None,
-) -> _Swept:
-    if schedule not in ("parallel", "sequential"):
-        raise ValueError(f"Unknown schedule {schedule!r}: expected 'parallel' or 'sequential'.")
-    is_start = state.is_start
-    size = jnp.where(is_start, 1.0, jnp.minimum(state.step_size, 1.0 - damping))
-    held, is_taken = (None, None) if at_hand is None else at_hand[:2]
-    is_untaken, foreseen = jnp.asarray(False), state.max_change
-    if at_hand is not None and held is not None and history is None and may_look_ahead(form, power):
-        is_whole = ~is_start & (size == 1.0)
-        looked = look_ahead(form, prior, with_space(prior, held), state, power, is_whole)
-        objective, precision, shift, skipped = looked[:4]
-        foreseen = looked.bound(state, at_hand.share)
-        is_untaken = ~is_start & at_hand.is_taken & (foreseen < 2.0 * at_hand.share)
-        is_taken = at_hand.is_taken & ~is_untaken
-    else:
-        tilted = tilt(form, state.marginals, state.site_precision, state.site_shift, power)
-        sites = state.site_precision, state.site_shift
-        objective = evidence_at(form, state.marginals, sites, tilted, power)
-        precision, shift, skipped = propose(form, *sites, tilted, power)
-    objective = jnp.where(is_start, jnp.nan, objective)
-    precision = state.site_precision + size * (precision - state.site_precision)
-    shift = state.site_shift + size * (shift - state.site_shift)
-    opening = (*opened(form, state, precision, shift), jnp.zeros_like(skipped))
-    if schedule == "parallel":
-        swept = precision, shift, skipped
-        precision, shift, skipped = jax.tree.map(partial(jnp.where, is_start), opening, swept)
-    else:
-        sweep = partial(sweep_sequentially, form, prior, state.site_precision, state.site_shift, size, power)
-        precision, shift, skipped = lax.cond(is_start, lambda: opening, sweep)
-    is_jump = jnp.asarray(False)
-    if history is not None:
-        residual = jnp.concatenate([precision, shift]) - sites_of(state)
-        history = remember(history, sites_of(state), residual, state.max_change)
-        target, is_jump = extrapolated(history, partial(in_deviations, form, state.marginals))
-        least = least_precision(form, precision.dtype)
-        precision = jnp.where(is_jump, jnp.maximum(target[: form.num_rows], least), precision)
-        shift = jnp.where(is_jump, target[form.num_rows :], shift)
-
-    def settled() -> tuple[Marginals, Any]:
-        marginals, posterior = refresh_and_hold(form, prior, precision, shift)
-        return marginals, None if held is None else without_space(posterior)
-
-    # A loop that wants no more than the evidence is spared the algebra.
-    marginals, now_held = (
-        settled() if is_taken is None else lax.cond(is_taken, settled, lambda: (state.marginals, held))
-    )
-    is_sound = is_proper(marginals)
-    is_sound &= ~loses_cavity(form, state.marginals, marginals, (state.site_precision, precision), power)
-    # There is nothing to go back to before the opening.
-    is_sound |= is_start
-    move = relative_change(marginals, state.marginals) / size
-    # What an extrapolation changes is not how far it was from the fixed point.
-    is_plain = ~(is_start | is_jump)
-    max_change = jnp.where(is_sound & is_plain, jnp.max(jnp.abs(move)), jnp.inf)
-    move = jnp.where(is_plain, move, 0.0)
-
-    next_size = size
-    if adapt_damping:
-        # A sweep that turns back on the one before has overshot, which calls for damping unless the turns die out.
-        along = jnp.sum(move * state.last_move)
-        overshoots = (along < 0) & (max_change > _SLOW_DECREASE * state.max_change)
-        longer = jnp.minimum(_RECOVERY_OF_STEP * size, 1.0 - damping)
-        next_size = jnp.where(overshoots, 0.5 * size, jnp.where(along > 0, longer, size))
-    next_size = jnp.maximum(jnp.where(is_sound | is_jump, next_size, 0.5 * size), _MIN_STEP_SIZE * (1.0 - damping))
-    next_size = jnp.where(is_start, 1.0 - damping, next_size)
-    moved = State(precision, shift, marginals, next_size, max_change, move, jnp.asarray(False))
-    kept = state._replace(step_size=next_size, max_change=max_change)
-    moved, held = jax.tree.map(partial(jnp.where, is_sound), (moved, now_held), (kept, held))
-    known = state._replace(max_change=foreseen)
-    state = jax.tree.map(partial(jnp.where, is_untaken), known, moved)
-    if history is not None:  # another step size is another iteration
-        is_same = is_sound & ~is_start & (next_size == size)
-        history = history._replace(number=jnp.where(is_same, history.number, 0))
-    max_change = jnp.where(is_untaken, foreseen, max_change)
-    return _Swept(state, Info(objective, max_change, jnp.sum(skipped), skipped, size), history, held, is_untaken)
