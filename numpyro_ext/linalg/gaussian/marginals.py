@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .design import Design
+
 
 class Marginals(NamedTuple):
     """Moments of the predictors ``h`` under a Gaussian with sites."""
@@ -33,7 +35,64 @@ def cavity_ratio(site_precision: Array, variance: Array) -> Array:
     return jnp.where(jnp.abs(ratio) < 64 * jnp.finfo(ratio.dtype).eps, 0.0, ratio)
 
 
-class WhitenedPosterior(ABC):
+class GaussianSpace:
+    """A Gaussian prior of unknowns seen through a design, in coordinates of its own, to be conditioned on sites.
+
+    The shape of coordinates is that of each space; ``...`` are axes of several.
+    """
+
+    def predictor(self, coordinates: Array) -> Array:
+        """Predictors at coordinates, shape ``(num_rows,)``."""
+        raise NotImplementedError
+
+    def unknowns(self, coordinates: Array) -> Array:
+        """Unknowns at coordinates, shape ``(..., num_columns)``."""
+        raise NotImplementedError
+
+    def inner(self, a: Array, b: Array) -> Array:
+        """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
+        raise NotImplementedError
+
+    def zeros(self) -> Array:
+        """The coordinates of the prior mean."""
+        raise NotImplementedError
+
+    def condition(self, site_precision: Array, site_shift: Array) -> ConditionedGaussian:
+        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
+
+        :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
+        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
+        :return: the posterior; nan where it is improper.
+        """
+        raise NotImplementedError
+
+
+class ConditionedGaussian:
+    """The Gaussian of :meth:`GaussianSpace.condition`."""
+
+    def log_volume(self) -> Array:
+        r""":math:`\frac12 \log|P| - \frac12 \log|H|`, the precisions before and after conditioning, where
+        :math:`|P|` counts :math:`2 \pi` for a flat unknown: the log ratio of posterior to prior volume."""
+        raise NotImplementedError
+
+    def unknowns(self) -> Array:
+        """Posterior mean of the unknowns, shape ``(num_columns,)``."""
+        raise NotImplementedError
+
+    def map_variance(self, design: Design) -> Array:
+        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
+        raise NotImplementedError
+
+    def map_covariance(self, design: Design) -> Array:
+        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
+        raise NotImplementedError
+
+    def sample(self, rng_key: Array, num_samples: int) -> Array:
+        """Exact draws of the unknowns, shape ``(num_samples, num_columns)``."""
+        raise NotImplementedError
+
+
+class WhitenedPosterior(ConditionedGaussian, ABC):
     """A Gaussian that is conditioned in coordinates :math:`w` of the unknowns: what it has of its factorisation."""
 
     space: Any
@@ -49,11 +108,6 @@ class WhitenedPosterior(ABC):
     def row_variance(self) -> Array:
         """Variances of the predictors, shape ``(num_rows,)``."""
 
-    @abstractmethod
-    def log_volume(self) -> Array:
-        r""":math:`\frac12 \log|P| - \frac12 \log|H|`, the precisions before and after conditioning, where
-        :math:`|P|` counts :math:`2 \pi` for a flat unknown."""
-
     def half_square_of_mean(self) -> Array:
         """Half the square of the mean by the precision of the posterior."""
         return 0.5 * jnp.sum(self.white_mean**2)
@@ -67,7 +121,6 @@ class WhitenedPosterior(ABC):
         return Marginals(self.space.predictor(self.coordinates), variance, ratio, log_partition)
 
     def unknowns(self) -> Array:
-        """Posterior mean of the unknowns, shape ``(num_columns,)``."""
         return self.space.unknowns(self.coordinates)
 
 

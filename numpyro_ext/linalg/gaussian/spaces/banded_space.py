@@ -68,12 +68,6 @@ class BandedSpace(IndependentUnknowns):
         return -(-self.design.num_columns // self.width)
 
     def condition(self, site_precision: Array, site_shift: Array) -> BandedPosterior:
-        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
-
-        :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
-        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
-        :return: the posterior; nan where it is improper.
-        """
         rows = self.design.scale_columns(self.scale)
         gram = BlockTridiagonal.from_rows(rows.columns, rows.values, site_precision, self.num_blocks, self.width)
         padding = jnp.ones((self.num_blocks * self.width - self.scale.size,), self.precision.dtype)
@@ -113,13 +107,11 @@ class BandedPosterior(WhitenedPosterior, NotSequential):
         return self.space.half_log_determinant - self.factor.half_log_determinant()
 
     def map_variance(self, design: Design) -> Array:
-        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
         if isinstance(design, SparseRows) and design.bandwidth is not None and design.bandwidth <= self.space.width:
             return self._variance_of_rows(design)
         return jnp.sum(self._white_map(design) ** 2, axis=(0, 1))
 
     def map_covariance(self, design: Design) -> Array:
-        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
         white = self._white_map(design)
         return jnp.einsum("kbi,kbj->ij", white, white)
 

@@ -137,7 +137,6 @@ class BorderSpace(OneBlock):
         )
 
     def predictor(self, coordinates: Array) -> Array:
-        """Predictors of shape ``(num_rows,)`` for coordinates of shape ``(1, size)``."""
         local, shared = self.split(coordinates[0])
         block, position = self.places()
         local = jnp.einsum("bij,bj->bi", self.factor, local)[block, position]
@@ -149,13 +148,11 @@ class BorderSpace(OneBlock):
         return self.from_parts(jnp.einsum("bij,...bj->...bi", self.factor, local), self.shared_factor.apply(shared))
 
     def inner(self, a: Array, b: Array) -> Array:
-        """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
         (local_a, shared_a), (local_b, shared_b) = self.split(a[0]), self.split(b[0])
         own = jnp.einsum("bi,bij,bj->", local_a, self.precision, local_b)
         return own + shared_a @ self.shared_precision.apply(shared_b)
 
     def zeros(self) -> Array:
-        """The coordinates of the prior mean."""
         return jnp.zeros((1, self.precision[..., 0].size + self.border.shared.size), self.factor.dtype)
 
     def split(self, coordinates: Array) -> tuple[Array, Array]:
@@ -173,15 +170,12 @@ class BorderSpace(OneBlock):
         return self.home[0][self.entries[:, :1]], self.home[1][self.entries]
 
     def condition(self, site_precision: Array, site_shift: Array, held: ArrowFactor | None = None) -> BorderPosterior:
-        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
+        r"""Posterior under sites; see :meth:`.GaussianSpace.condition`.
 
         Cost: :math:`n^3 + n p (n + p)` for each block, less where it meets little of the border, and :math:`p^3`; for
         each row :math:`p^2`, or the square of its entries where the border is wide.
 
-        :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
-        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
         :param ArrowFactor held: factor for these precisions, where it is at hand; see :meth:`.ArrowFactor.held`.
-        :return: the posterior; nan where it is improper.
         """
         block, position = self.places()
         weighted = site_precision[:, None] * self.values
@@ -259,7 +253,6 @@ class BorderPosterior(WhitenedPosterior, NotSequential):
         return found.reshape(-1)[: design.num_rows]
 
     def map_covariance(self, design: Design, by_last: Array | None = None) -> Array:
-        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
         covariance, local, moved = self._parts(self._moves(), design, by_last)
         white = solve_lower(self.factor.schur, moved.T)
         return covariance.map_covariance(local) + white.T @ white

@@ -14,7 +14,7 @@ from ...cholesky import cholesky, cholesky_inverse, half_log_determinant, solve_
 from ...frozen_pytree import frozen_pytree
 from ..block_diagonal import BlockCovariance, BlockDiagonal, Part, quadratic_form
 from ..design import DenseDesign, Design, SparseRows
-from ..marginals import WhitenedPosterior
+from ..marginals import GaussianSpace, WhitenedPosterior
 from ..prior import FlatPrior, PrecisionPrior, PriorBlock
 from ..row_pairs import gram_of_rows
 from ..sparse_prior import SparsePrecisionPrior
@@ -59,7 +59,7 @@ class WhitenedPrior(NamedTuple):
 
 
 @frozen_pytree
-class CoefficientSpace:
+class CoefficientSpace(GaussianSpace):
     r"""Unknowns :math:`e = F w` seen through :math:`h = A e = X w`, with :math:`X = A F`.
 
     With ``is_sparse`` (one block, sparse rows) :math:`X` is never formed: the Gram matrix is accumulated from the
@@ -122,11 +122,9 @@ class CoefficientSpace:
         return self.whitened.factor.apply(coordinates)
 
     def inner(self, a: Array, b: Array) -> Array:
-        """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
         return jnp.einsum("bi,bij,bj->", a, self.precision, b)
 
     def zeros(self) -> Array:
-        """The coordinates of the prior mean."""
         return jnp.zeros(self.precision.shape[:2], self.precision.dtype)
 
     def sequential_row(self, i: int | Array) -> Array:
@@ -139,14 +137,8 @@ class CoefficientSpace:
 
     @jax.jit  # traced once for all that condition
     def condition(self, site_precision: Array, site_shift: Array) -> CoefficientPosterior:
-        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
-
-        The factorised matrix is the posterior precision :math:`H = P + X^T \mathrm{diag}(\tau) X` (Ko 2017, §2.1);
+        r"""The factorised matrix is the posterior precision :math:`H = P + X^T \mathrm{diag}(\tau) X` (Ko 2017, §2.1);
         it is positive definite exactly when the posterior is proper, whatever the signs of :math:`\tau`.
-
-        :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
-        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
-        :return: the posterior; all nan where it is improper.
         """
         if self.is_sparse:
             transpose = self.whitened.factor.apply_transpose
@@ -194,13 +186,11 @@ class CoefficientPosterior(WhitenedPosterior):
         return self.coordinates, cholesky_inverse(self.factor)
 
     def map_variance(self, design: Design) -> Array:
-        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
         if isinstance(design, DenseDesign) and self.space.rows.shape[0] == 1:
             return jnp.sum(self._white_map(design) ** 2, axis=0)
         return quadratic_form(design, self._block_covariance())
 
     def map_covariance(self, design: Design) -> Array:
-        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
         if isinstance(design, DenseDesign) and self.space.rows.shape[0] == 1:
             white = self._white_map(design)
             return white.T @ white

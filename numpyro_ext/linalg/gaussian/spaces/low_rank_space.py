@@ -16,7 +16,7 @@ from jax import Array
 from ...cholesky import safe_sqrt
 from ...frozen_pytree import frozen_pytree
 from ..design import DenseDesign, Design, SparseRows
-from ..marginals import Marginals, NotSequential
+from ..marginals import ConditionedGaussian, GaussianSpace, Marginals, NotSequential
 from ..prior import DiagonalPrior, LowRankPrior, PriorBlock
 from .border_space import Border, BorderPosterior, BorderSpace
 
@@ -107,7 +107,7 @@ class InducingValues:
 
 
 @frozen_pytree
-class LowRankSpace(NotSequential):
+class LowRankSpace(GaussianSpace, NotSequential):
     """A prior with fields of low rank in the space of noise and inducing values.
 
     >>> prior = (LowRankPrior(jnp.ones((1, 2, 1)), jnp.zeros((1, 2))),)  # f = (u, u)
@@ -144,28 +144,23 @@ class LowRankSpace(NotSequential):
         return self.standard.rows
 
     def predictor(self, coordinates: Array) -> Array:
-        """Predictors of shape ``(num_rows,)``."""
         return self.standard.predictor(coordinates)
 
     def unknowns(self, coordinates: Array) -> Array:
-        """Unknowns of shape ``(..., num_columns)``."""
         return self.inducing.unknowns(self.standard.unknowns(coordinates))
 
     def inner(self, a: Array, b: Array) -> Array:
-        """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
         return self.standard.inner(a, b)
 
     def zeros(self) -> Array:
-        """The coordinates of the prior mean."""
         return self.standard.zeros()
 
     def condition(self, site_precision: Array, site_shift: Array) -> LowRankPosterior:
-        """Multiply the prior by sites, one per row, as :meth:`~.border_space.BorderSpace.condition` does."""
         return LowRankPosterior(self, self.standard.condition(site_precision, site_shift))
 
 
 @frozen_pytree
-class LowRankPosterior(NotSequential):
+class LowRankPosterior(ConditionedGaussian, NotSequential):
     """The Gaussian of :meth:`LowRankSpace.condition`."""
 
     space: LowRankSpace
@@ -183,27 +178,21 @@ class LowRankPosterior(NotSequential):
         return self.standard.coordinates
 
     def marginals(self) -> Marginals:
-        """Moments of every predictor and the log partition function."""
         return self.standard.marginals()
 
     def log_volume(self) -> Array:
-        """Log of the volume relative to the prior's."""
         return self.standard.log_volume()
 
     def unknowns(self) -> Array:
-        """Posterior mean of the unknowns, shape ``(num_columns,)``."""
         return self.space.unknowns(self.coordinates)
 
     def map_variance(self, design: Design) -> Array:
-        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
         inducing = self.space.inducing
         return self.standard.map_variance(inducing.by_noise(design), inducing.by_inducing(design))
 
     def map_covariance(self, design: Design) -> Array:
-        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
         inducing = self.space.inducing
         return self.standard.map_covariance(inducing.by_noise(design), inducing.by_inducing(design))
 
     def sample(self, rng_key: Array, num_samples: int) -> Array:
-        """Exact draws of the unknowns, shape ``(num_samples, num_columns)``."""
         return self.space.inducing.unknowns(self.standard.sample(rng_key, num_samples))

@@ -19,7 +19,7 @@ from ...cholesky import (
 from ...frozen_pytree import frozen_pytree
 from ..block_diagonal import BlockCovariance, BlockDiagonal, cross_product, quadratic_form
 from ..design import Design, SparseRows
-from ..marginals import Marginals
+from ..marginals import ConditionedGaussian, GaussianSpace, Marginals
 from ..posterior_root import from_white, posterior_root
 from ..prior import PriorBlock
 from ..row_pairs import gram_of_rows
@@ -29,7 +29,7 @@ _LEAST_DIGITS = 1e-8
 
 
 @frozen_pytree
-class ObservationSpace:
+class ObservationSpace(GaussianSpace):
     r"""Unknowns :math:`e \sim N(0, C)` seen through :math:`h = A e` with prior covariance :math:`K = A C A^T`.
 
     Nothing is inverted: :math:`K` may be singular (two rows with one predictor), and it is never factorised.
@@ -85,7 +85,6 @@ class ObservationSpace:
         return jnp.sum(a * _matvec(self.covariance, b))
 
     def zeros(self) -> Array:
-        """The coordinates of the prior mean."""
         return jnp.zeros(self.covariance.shape[:2], self.covariance.dtype)
 
     def sequential_row(self, i: int | Array) -> Array:
@@ -94,16 +93,10 @@ class ObservationSpace:
         return jnp.zeros((num_blocks, num_rows), self.covariance.dtype).at[:, i].set(1.0)
 
     def condition(self, site_precision: Array, site_shift: Array) -> ObservationPosterior:
-        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
-
-        With :math:`S = \mathrm{diag}(\tau)` the factorised matrix is :math:`B = I + S^{1/2} K S^{1/2}` (Ko 2017,
+        r"""With :math:`S = \mathrm{diag}(\tau)` the factorised matrix is :math:`B = I + S^{1/2} K S^{1/2}` (Ko 2017,
         §2.1; Rasmussen and Williams 2006, eq. 3.26), whose eigenvalues are at least one. Negative precisions
         enter in a second stage, after the positive ones, as
         :math:`B_- = I - S_-^{1/2} \Xi_+ S_-^{1/2}`, positive definite exactly when the posterior is proper.
-
-        :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
-        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
-        :return: the posterior; all nan where it is improper.
         """
         precision, shift = self.to_local(site_precision), self.to_local(site_shift)
         root = safe_sqrt(precision)
@@ -135,7 +128,7 @@ class NegativeStage:
 
 
 @frozen_pytree
-class ObservationPosterior:
+class ObservationPosterior(ConditionedGaussian):
     """The Gaussian of :meth:`ObservationSpace.condition`; arrays of its blocks have shape ``(b, m, ...)``."""
 
     space: ObservationSpace
@@ -198,11 +191,9 @@ class ObservationPosterior:
         return mean, self._conditioned(self.space.covariance, self.space.covariance)
 
     def unknowns(self) -> Array:
-        """Posterior mean of the unknowns, shape ``(num_columns,)``."""
         return self.space.unknowns(self.coordinates)
 
     def map_variance(self, design: Design) -> Array:
-        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
         if self.space.rows.shape[0] > 1:
             return quadratic_form(design, self._block_covariance())
         prior = _covariance(self.space.prior)
@@ -211,7 +202,6 @@ class ObservationPosterior:
         return quadratic_form(design, prior) - jnp.sum(removed**2, (0, 1)) + jnp.sum(added**2, (0, 1))
 
     def map_covariance(self, design: Design) -> Array:
-        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
         if self.space.rows.shape[0] > 1:
             return self._block_covariance().map_covariance(design)
         prior = _covariance(self.space.prior)

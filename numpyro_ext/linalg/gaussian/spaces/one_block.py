@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from ...frozen_pytree import frozen_pytree
-from ..marginals import NotSequential
+from ..marginals import GaussianSpace, NotSequential
 from ..prior import PriorBlock
 from .coefficient_space import WhitenedPrior
 
 
-class OneBlock(NotSequential):
+class OneBlock(GaussianSpace, NotSequential):
     """A space that keeps all rows of its design together."""
 
     design: Any
@@ -56,9 +56,7 @@ class IndependentUnknowns(OneBlock):
         return self.scale * coordinates[..., 0, :]
 
     def inner(self, a: Array, b: Array) -> Array:
-        """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
         return jnp.sum(self.precision * a * b)
 
     def zeros(self) -> Array:
-        """The coordinates of the prior mean."""
         return jnp.zeros_like(self.scale)[None]

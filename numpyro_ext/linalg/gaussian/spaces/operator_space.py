@@ -38,12 +38,6 @@ class OperatorSpace(IndependentUnknowns):
         return cls.whiten(prior, design, design.weight.dtype)
 
     def condition(self, site_precision: Array, site_shift: Array) -> OperatorPosterior:
-        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
-
-        :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
-        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
-        :return: the posterior; nan where it is improper.
-        """
         number = jnp.arange(self.scale.size)
 
         def row_of_precision(i: Array) -> Array:
@@ -75,7 +69,6 @@ class OperatorPosterior(WhitenedPosterior, NotSequential):
         return self.space.half_log_determinant - half_log_determinant(self.factor)
 
     def map_variance(self, design: AnyDesign) -> Array:
-        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
 
         def add(total: Array, root: Array) -> tuple[Array, None]:
             return total + jnp.sum(jnp.square(design.matvec(self.space.scale * root)), axis=0), None
@@ -86,7 +79,6 @@ class OperatorPosterior(WhitenedPosterior, NotSequential):
         return lax.scan(add, jnp.zeros((design.num_rows,), roots.dtype), chunks)[0]
 
     def map_covariance(self, design: AnyDesign) -> Array:
-        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
         white = solve_lower(self.factor, (design.to_dense() * self.space.scale).T)
         return white.T @ white
 

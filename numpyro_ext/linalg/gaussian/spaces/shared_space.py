@@ -11,12 +11,12 @@ from ...cholesky import cholesky, half_log_determinant, solve_lower, solve_upper
 from ...frozen_pytree import frozen_pytree
 from ..block_diagonal import BlockCovariance, BlockDiagonal, quadratic_form
 from ..design import Design
-from ..marginals import NotSequential, WhitenedPosterior
+from ..marginals import GaussianSpace, NotSequential, WhitenedPosterior
 from ..prior import PriorBlock
 
 
 @frozen_pytree
-class SharedSpace(NotSequential):
+class SharedSpace(GaussianSpace, NotSequential):
     r"""Blocks of unknowns :math:`e_b = F w_b` seen through :math:`h_b = X w_b`, with one :math:`F` and one :math:`X`.
 
     Blocks have the same prior, the same linear map, and sites of the same precisions; only the shifts differ. Then all
@@ -71,20 +71,15 @@ class SharedSpace(NotSequential):
         return out.at[..., self.columns].set(coordinates @ self.factor.T)
 
     def inner(self, a: Array, b: Array) -> Array:
-        """The prior's quadratic form between two coordinates."""
         return jnp.sum(a * b)
 
     def zeros(self) -> Array:
-        """The coordinates of the prior mean."""
         return jnp.zeros(self.columns.shape, self.factor.dtype)
 
     def condition(self, site_precision: Array, site_shift: Array) -> SharedPosterior:
-        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
-
-        Cost: ``n^3 + m n^2`` once, and ``n^2 + m n`` for each block.
+        r"""Cost: ``n^3 + m n^2`` once, and ``n^2 + m n`` for each block.
 
         :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``, the same in all blocks.
-        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
         :return: the posterior; all nan where it is improper or the precisions differ.
         """
         precision = site_precision[self.rows]
@@ -116,15 +111,12 @@ class SharedPosterior(WhitenedPosterior, NotSequential):
         return -len(self.coordinates) * half_log_determinant(self.factor)
 
     def map_variance(self, design: Design) -> Array:
-        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
         return quadratic_form(design, self._block_covariance())
 
     def map_covariance(self, design: Design) -> Array:
-        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
         return self._block_covariance().map_covariance(design)
 
     def sample(self, rng_key: Array, num_samples: int) -> Array:
-        """Exact draws of the unknowns, shape ``(num_samples, num_columns)``."""
         num_blocks, size = self.coordinates.shape
         noise = random.normal(rng_key, (size, num_samples * num_blocks), self.factor.dtype)
         deviation = solve_upper(self.factor, noise).T.reshape(num_samples, num_blocks, size)

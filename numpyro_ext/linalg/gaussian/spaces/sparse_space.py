@@ -19,7 +19,7 @@ from ...sparse_cholesky.primitive import factorise_and_solve, white_noise
 from ...sparse_krylov import Estimate, KrylovFactor
 from ...sums_by_index import sums_by_index
 from ..design import DenseDesign, Design, SparseRows, by_dense_rows
-from ..marginals import Marginals, NotSequential, cavity_ratio
+from ..marginals import ConditionedGaussian, Marginals, NotSequential, cavity_ratio
 from ..prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior, PriorBlock
 from ..sparse_layout import SparseLayout, dense_entries, look_up, quadratic_of_pairs, row_pairs
 from ..sparse_prior import SparsePrecisionPrior
@@ -139,7 +139,6 @@ class SparseSpace(_OnlyParallel, OneBlock):
         return self.scale * coordinates[..., 0, :]
 
     def inner(self, a: Array, b: Array) -> Array:
-        """The prior's quadratic form between two coordinates; flat directions do not enter."""
         return a[0] @ self._times_prior(b)
 
     def joint_gradient(self, coordinates: Array, slope: Array) -> Array:
@@ -150,7 +149,6 @@ class SparseSpace(_OnlyParallel, OneBlock):
         return multiply(self.layout.prior, self.precision[self.layout.prior_slots], coordinates[0])
 
     def zeros(self) -> Array:
-        """The coordinates of the prior mean."""
         return jnp.zeros_like(self.scale)[None]
 
     @property
@@ -162,13 +160,10 @@ class SparseSpace(_OnlyParallel, OneBlock):
     def condition(
         self, site_precision: Array, site_shift: Array, held: SparseFactor | None = None, near: Array | None = None
     ) -> SparsePosterior:
-        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
+        """Posterior under sites; see :meth:`.GaussianSpace.condition`.
 
-        :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
-        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
         :param SparseFactor held: factor for these precisions, where it is at hand; see :meth:`.SparseFactor.held`.
         :param jax.Array near: coordinates near the mean, from which iterations start; factors need none.
-        :return: the posterior; all nan where it is improper.
         """
         pattern = self.layout.pattern
         # scales of entries and not of rows, whose products then have no derivative by them
@@ -221,7 +216,7 @@ class SparseSpace(_OnlyParallel, OneBlock):
 
 
 @frozen_pytree
-class SparsePosterior(_OnlyParallel):
+class SparsePosterior(ConditionedGaussian, _OnlyParallel):
     """The Gaussian of :meth:`SparseSpace.condition`.
 
     The covariance of :math:`w` is ``inv(H + c S S^T) - removed removed^T + added added^T``.
@@ -245,12 +240,10 @@ class SparsePosterior(_OnlyParallel):
     """Contribution of the directions to half the log determinant of the posterior precision."""
 
     def unknowns(self) -> Array:
-        """Posterior mean of the unknowns, shape ``(num_columns,)``."""
         return self.space.unknowns(self.coordinates)
 
     @jax.jit  # traced once for all that condition
     def marginals(self) -> Marginals:
-        """Moments of every predictor and the log partition function."""
         variance = self.row_variance()
         log_partition = 0.5 * self.shift @ self.coordinates[0] + self.log_volume()
         ratio = cavity_ratio(self.site_precision, variance)

@@ -82,7 +82,6 @@ class StateSpace(OneBlock):
         )
 
     def predictor(self, coordinates: Array) -> Array:
-        """Predictors of shape ``(num_rows,)`` for coordinates of shape ``(1, size)``."""
         return self.design.matvec(self.unknowns(coordinates))
 
     def unknowns(self, coordinates: Array) -> Array:
@@ -95,13 +94,11 @@ class StateSpace(OneBlock):
         return out.at[..., dynamics.shared].set(shared @ self.shared_factor.T)
 
     def inner(self, a: Array, b: Array) -> Array:
-        """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
         shared_a, local_a = self.split(a[..., 0, :])
         shared_b, local_b = self.split(b[..., 0, :])
         return jnp.sum(self.shared_precision * shared_a * shared_b) + jnp.sum(local_a * local_b)
 
     def zeros(self) -> Array:
-        """The coordinates of the prior mean."""
         return jnp.zeros((1, self.shared_precision.size + self.local_factor[..., 0].size), self.local_factor.dtype)
 
     def split(self, coordinates: Array) -> tuple[Array, Array]:
@@ -110,12 +107,6 @@ class StateSpace(OneBlock):
         return shared, local.reshape(*local.shape[:-1], *self.local_factor.shape[:2])
 
     def condition(self, site_precision: Array, site_shift: Array) -> StatePosterior:
-        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
-
-        :param jax.Array site_precision: :math:`\tau`, shape ``(num_rows,)``.
-        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
-        :return: the posterior; nan where it is improper.
-        """
         design = self.design
         dynamics = design.dynamics
         gain = dynamics.gain @ self.local_factor
@@ -249,12 +240,10 @@ class StatePosterior(WhitenedPosterior, NotSequential):
         return design.from_blocks(variance)
 
     def map_covariance(self, design: AnyDesign) -> Array:
-        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
         white = self._white_map(design)
         return white.T @ white
 
     def sample(self, rng_key: Array, num_samples: int) -> Array:
-        """Exact draws of the unknowns, shape ``(num_samples, num_columns)``."""
         keys = random.split(rng_key)
         shape, dtype = self.factor.shape[:2], self.factor.dtype
         noise = White(

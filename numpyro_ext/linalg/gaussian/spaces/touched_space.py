@@ -32,7 +32,7 @@ from ...cholesky import safe_sqrt
 from ...frozen_pytree import frozen_pytree
 from ..block_diagonal import BlockDiagonal, quadratic_form
 from ..design import DenseDesign, Design, SparseRows
-from ..marginals import Marginals, NotSequential, cavity_ratio
+from ..marginals import ConditionedGaussian, Marginals, NotSequential, cavity_ratio
 from ..pivoted_blocks import condition_blocks, gains_of_blocks
 from ..prior import PriorBlock
 from .one_block import OneBlock
@@ -141,11 +141,9 @@ class TouchedSpace(OneBlock):
         return _covariance(self.prior).apply(self.touched.quantities.rmatvec(coordinates[..., 0, :]))
 
     def inner(self, a: Array, b: Array) -> Array:
-        """The prior's quadratic form between two coordinates."""
         return a[0] @ self._times_covariance(b[0])
 
     def zeros(self) -> Array:
-        """The coordinates of the prior mean."""
         return jnp.zeros((1, self.touched.quantities.num_rows), self.covariance[0].dtype)
 
     def _times_covariance(self, a: Array) -> Array:
@@ -153,13 +151,9 @@ class TouchedSpace(OneBlock):
         return jnp.concatenate([jnp.einsum("bij,bj->bi", matrix, part).reshape(-1) for matrix, part in parts])
 
     def condition(self, site_precision: Array, site_shift: Array) -> TouchedPosterior:
-        r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
-
-        Cost: the cube of the quantities of each block, and a constant for each row.
+        r"""Cost: the cube of the quantities of each block, and a constant for each row.
 
         :param jax.Array site_precision: :math:`\tau`, not negative, shape ``(num_rows,)``.
-        :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
-        :return: the posterior.
         """
         touched, values = self.touched, self.touched.rows.values
         first, second = touched.pairs()
@@ -185,7 +179,7 @@ class TouchedSpace(OneBlock):
 
 
 @frozen_pytree
-class TouchedPosterior(NotSequential):
+class TouchedPosterior(ConditionedGaussian, NotSequential):
     """The Gaussian of :meth:`TouchedSpace.condition`; arrays of a bucket have shape ``(blocks, quantities, ...)``."""
 
     space: TouchedSpace
@@ -200,7 +194,6 @@ class TouchedPosterior(NotSequential):
     coordinates: Array
 
     def marginals(self) -> Marginals:
-        """Moments of every predictor and the log partition function."""
         rows = self.space.touched.rows
         mean = self.space.predictor(self.coordinates)
         flat = jnp.concatenate([matrix.reshape(-1) for matrix in self.covariance])
@@ -215,18 +208,15 @@ class TouchedPosterior(NotSequential):
         return self.log_ratio
 
     def unknowns(self) -> Array:
-        """Posterior mean of the unknowns, shape ``(num_columns,)``."""
         return self.space.unknowns(self.coordinates)
 
     def map_variance(self, design: Design) -> Array:
-        """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
         prior = _covariance(self.space.prior)
         if isinstance(design, DenseDesign):
             return quadratic_form(design, prior) - self._removed(design.matrix, _row_by_row)
         return quadratic_form(design, prior) - self._removed_from_sparse(design)
 
     def map_covariance(self, design: Design) -> Array:
-        """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
         matrix = design.to_dense()
         prior = _covariance(self.space.prior).apply(matrix) @ matrix.T
         return prior - self._removed(matrix, _all_with_all)
