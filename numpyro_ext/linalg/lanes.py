@@ -12,8 +12,8 @@ from jax import Array, lax
 _LANES = 16
 """Systems of a chunk: two vectors of double precision where these are longest, and a chunk fits in the cache."""
 _SMALLEST, _LARGEST, _FEWEST = 9, 32, 16
-_BLOCK = 11
-"""Columns that are factorised by one loop, which passes over all that stand before its end."""
+_BLOCK = 7
+"""Columns that are factorised by one loop, once all that stand before them are taken off in one pass."""
 
 
 def suits_lanes(matrix: Array) -> bool:
@@ -56,20 +56,24 @@ def _at(x: Array, place: Array, axis: int) -> Array:
 
 def _solved(rows: Array) -> Array:
     """Solutions, of shape ``(n, lanes)``, from matrices and right-hand sides, ``(n + 1, n, lanes)``."""
-    size = rows.shape[1]
-    # columns on the first axis, over which sums go
-    factor = jnp.zeros((size, size + 1, rows.shape[2]), rows.dtype)
+    size, num_lanes = rows.shape[1:]
+    # columns on the first axis, over which sums go; what stands above a diagonal is zero
+    factor = jnp.zeros((0, size + 1, num_lanes), rows.dtype)
     for start in range(0, size, _BLOCK):
         stop = min(size, start + _BLOCK)
         block = rows[start:, start:stop]
+        for before in factor[:, start:]:
+            block = block - before[:, None] * before[: stop - start]
 
-        def add(place: Array, found: Array, block: Array = block, start: int = start) -> Array:
+        def add(place: Array, found: Array, block: Array = block) -> Array:
             column = _at(block, place, 1) - jnp.sum(found * _at(found, place, 1)[:, None], 0)
             column = column / jnp.sqrt(_at(column, place, 0))
             column = jnp.where(jnp.arange(column.shape[0])[:, None] >= place, column, 0.0)
-            return lax.dynamic_update_index_in_dim(found, column, start + place, 0)
+            return lax.dynamic_update_index_in_dim(found, column, place, 0)
 
-        factor = factor.at[:stop, start:].set(lax.fori_loop(0, stop - start, add, factor[:stop, start:]))
+        columns = jnp.zeros((stop - start, size + 1 - start, num_lanes), rows.dtype)
+        columns = lax.fori_loop(0, stop - start, add, columns)
+        factor = jnp.concatenate([factor, jnp.pad(columns, [(0, 0), (start, 0), (0, 0)])])
 
     def substitute(step: Array, found: Array) -> Array:
         place = size - 1 - step
@@ -77,4 +81,4 @@ def _solved(rows: Array) -> Array:
         new = (column[size] - jnp.sum(column[:size] * found, 0)) / _at(column, place, 0)
         return lax.dynamic_update_index_in_dim(found, new, place, 0)
 
-    return lax.fori_loop(0, size, substitute, jnp.zeros((size, rows.shape[2]), rows.dtype))
+    return lax.fori_loop(0, size, substitute, jnp.zeros((size, num_lanes), rows.dtype))

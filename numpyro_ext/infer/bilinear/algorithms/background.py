@@ -14,17 +14,20 @@ outcomes (Jaakkola and Jordan 1997).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from ....linalg.in_range import rows_of
 from ....potentials.base import Potential, potential
 from ....potentials.bounds.logistic import JaakkolaBound
 from ....structure.bilinear.form import Bilinear, GaussianSide
 from .terms import Block, Coefficients
+
+_Tree = TypeVar("_Tree")
 
 
 class ZeroBound(NamedTuple):
@@ -117,11 +120,15 @@ class AllPairs(NamedTuple):
         :param own: vectors of a chunk, shape ``(b,)``.
         :param other: vectors of the other side, ``(b, m)``, or ``None`` for all of them.
         """
-        number = self.own_weight[own][:, None] * (self.other_weight if other is None else self.other_weight[other])
+        number = rows_of(self.own_weight, own)[:, None] * _of_others(self.other_weight, other)
         if self.own_bound is not None:
-            return number, self.own_bound.of(own[:, None])
+            return number, rows_of(self.own_bound, own[:, None])
         assert self.other_bound is not None
-        return number, self.other_bound if other is None else self.other_bound.of(other)
+        return number, _of_others(self.other_bound, other)
+
+
+def _of_others(tree: _Tree, other: Array | None) -> _Tree:
+    return tree if other is None else rows_of(tree, other)
 
 
 @potential

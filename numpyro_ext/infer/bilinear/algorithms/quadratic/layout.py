@@ -179,7 +179,7 @@ def visit(
 
     @jax.checkpoint
     def step(carry: _Carry, chunk: tuple[Cells, Products]) -> tuple[_Carry, None]:
-        return function(carry, *chunk), None
+        return jax.lax.cond(_has_cells(chunk[0]), lambda: function(carry, *chunk), lambda: carry), None
 
     return jax.lax.scan(step, start, (layout.cells, products))[0]
 
@@ -222,17 +222,25 @@ def _product_moments(own: Moments, seen: Seen) -> tuple[Array, Array]:
     return mean, variance
 
 
-def weighted_sums(seen: Seen, weight: Array) -> Array:
-    """Weighted sums of the second moments of the cells of each row of a chunk, shape ``(b, n, n)``."""
+def quadratic_sums(seen: Seen, curvature: Array, slope: Array) -> tuple[Array, Array]:
+    """Sums over the cells of each row of a chunk of what is expected of ``slope * eta - curvature * eta**2 / 2``, as a
+    function of the vector ``u`` whose products ``eta`` with the vectors of the cells are.
+
+    :return: ``precision``, of shape ``(b, n - 1, n - 1)``, and ``linear``, ``(b, n - 1)``, so that the sum is
+        ``linear @ u - u @ precision @ u / 2`` and a constant.
+    """
     moments = seen.moments
-    size = moments.mean.shape[-1]
+    size = moments.mean.shape[-1] - 1
+    mean, last = moments.mean[..., :size], moments.mean[..., size]
     if not seen.is_gathered or moments.variance is None:
-        return unpack(seen.sum(weight, moments.second), size)
-    mean = moments.mean
-    weighted = weight[..., None] * mean
+        whole = unpack(seen.sum(curvature, moments.second), size + 1)
+        return whole[:, :size, :size], seen.sum(slope, mean) - whole[:, :size, size]
+    weighted = curvature[..., None] * mean
     if mean.shape[1] <= _WRITTEN_OUT:
         terms = (weighted[:, cell, :, None] * mean[:, cell, None, :] for cell in range(mean.shape[1]))
         products = functools.reduce(operator.add, terms)
     else:
         products = jnp.einsum("bmk,bml->bkl", weighted, mean)
-    return products + seen.sum(weight, moments.variance)[..., None] * jnp.eye(size, dtype=mean.dtype)
+    spread = seen.sum(curvature, moments.variance[..., :size])
+    precision = products + spread[..., None] * jnp.eye(size, dtype=mean.dtype)
+    return precision, seen.sum(slope - curvature * last, mean)

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from .....linalg.in_range import IN_RANGE
 from ..background import AllPairs, sums_for_common, sums_over_pairs, unlisted_zeros
 from ..cells import Block, over_devices
-from .layout import Cells, Layout, Products, Seen, products_of, visit, visit_vectors, weighted_sums
+from .layout import Cells, Layout, Products, Seen, products_of, quadratic_sums, visit, visit_vectors
 from .moments import own_moments, partner_moments
 from .rules import Bound, Parabola, logit_negative, parabola, with_rule
 
@@ -112,23 +113,19 @@ def vector_sums(problem: Problem, products: Products, own: Block, other: Block, 
     num, size = own.mean.shape
     there = partner_moments(problem.layout.coefficients, size, other, problem.is_diagonal)
 
-    def step(sums: tuple[Array, Array], cells: Cells, here: Products, seen: Seen) -> tuple[Array, Array]:
+    def step(sums: VectorSums, cells: Cells, here: Products, seen: Seen) -> VectorSums:
         found, shift = _of_cells(problem, cells, here, common)
-        matrix = weighted_sums(seen, found.curvature)
-        linear = seen.sum(found.slope - found.curvature * shift, seen.moments.mean)
-        return (
-            sums[0].at[cells.own].add(matrix, indices_are_sorted=True),
-            sums[1].at[cells.own].add(linear, indices_are_sorted=True),
+        precision, linear = quadratic_sums(seen, found.curvature, found.slope - found.curvature * shift)
+        return VectorSums(
+            sums.precision.at[cells.own].add(precision, indices_are_sorted=True, **IN_RANGE),
+            sums.linear.at[cells.own].add(linear, indices_are_sorted=True, **IN_RANGE),
         )
 
-    dtype = own.mean.dtype
-    start = jnp.zeros((num, size + 1, size + 1), dtype), jnp.zeros((num, size + 1), dtype)
-    matrix, linear = visit_vectors(problem.layout, products, there, step, start)
-    sums = VectorSums(matrix[:, :size, :size], linear[:, :size] - matrix[:, :size, size])
-    if problem.pairs is None:
-        return sums
-    zeros = sums_over_pairs(problem.pairs, own, other, _common_moments(common))
-    return VectorSums(sums.precision + zeros.scale[:, None, None] * zeros.matrix, sums.linear + zeros.linear)
+    start = VectorSums(jnp.zeros((num, size, size), own.mean.dtype), jnp.zeros((num, size), own.mean.dtype))
+    if problem.pairs is not None:
+        zeros = sums_over_pairs(problem.pairs, own, other, _common_moments(common))
+        start = VectorSums(zeros.scale[:, None, None] * zeros.matrix, zeros.linear)
+    return visit_vectors(problem.layout, products, there, step, start)
 
 
 def vector_values(problem: Problem, products: Products, own: Block, other: Block, common: Block | None) -> Array:
@@ -139,7 +136,7 @@ def vector_values(problem: Problem, products: Products, own: Block, other: Block
 
     def step(sums: Array, cells: Cells, here: Products) -> Array:
         found, _ = _of_cells(problem, cells, here, common)
-        return sums.at[cells.own].add(jnp.sum(found.value, -1), indices_are_sorted=True)
+        return sums.at[cells.own].add(jnp.sum(found.value, -1), indices_are_sorted=True, **IN_RANGE)
 
     value = visit(problem.layout, products, step, jnp.zeros(own.mean.shape[:1], own.mean.dtype))
     if problem.pairs is None:
@@ -159,7 +156,7 @@ def zero_values(problem: Problem, products: Products, own: Block, other: Block, 
     def step(sums: Array, cells: Cells, here: Products) -> Array:
         mean, variance, _ = _of_predictors(cells, here, common)
         found = _of_zeros(problem, cells, mean, variance)
-        return sums.at[cells.own].add(jnp.sum(found.value, -1), indices_are_sorted=True)
+        return sums.at[cells.own].add(jnp.sum(found.value, -1), indices_are_sorted=True, **IN_RANGE)
 
     value = visit(problem.layout, products, step, jnp.zeros(own.mean.shape[:1], own.mean.dtype))
     return value + sums_over_pairs(pairs, own, other, _common_moments(common)).value
@@ -221,7 +218,7 @@ def zeros_left(problem: Problem, products: Products, rows: Block, columns: Block
         number = jnp.where(cells.weight > 0.0, number, 0.0)
         found = jnp.stack([number, number * mean, number * (mean**2 + variance)], axis=-1)
         if problem.is_of_rows:
-            return sums.at[cells.own].add(jnp.sum(found, 1), indices_are_sorted=True)
+            return sums.at[cells.own].add(jnp.sum(found, 1), indices_are_sorted=True, **IN_RANGE)
         return sums + jnp.sum(found, 0) if cells.other is None else sums.at[cells.other].add(found)
 
     listed = visit(problem.layout, products, step, jnp.zeros((len(rows.mean), 3), rows.mean.dtype))
