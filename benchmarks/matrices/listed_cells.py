@@ -18,7 +18,7 @@ import numpyro
 from numpyro_ext.infer import CellSampler
 from numpyro_ext.infer.bilinear.algorithms import quadratic
 from numpyro_ext.infer.bilinear.algorithms import sweeps as core
-from numpyro_ext.infer.bilinear.algorithms.quadratic.draws import Problem, first_step, minibatches
+from numpyro_ext.infer.bilinear.algorithms.quadratic.draws import Problem, draw_minibatches, first_step
 from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure.bilinear.form import Background, Bilinear, Common, GaussianSide, order_cells
 
@@ -55,7 +55,7 @@ def drawn_cells(form: Bilinear, state: core.State) -> tuple[float, float]:
         form.row_index, form.column_index, num_rows=len(form.rows.mean), num_cols=len(form.columns.mean)
     )
     key, none, ten = jax.random.key(0), jnp.asarray(0), jnp.asarray(10)
-    run = partial(minibatches, num_chunks=_NUM_CHUNKS, chunk=_CHUNK)
+    run = jax.jit(partial(draw_minibatches, num_chunks=_NUM_CHUNKS, chunk=_CHUNK))
     seconds = shortest(run, Problem.of_form(form), first_step(state), sampler, key, none, ten, rounds=5)
     cells = jax.jit(CellSampler.draw, static_argnums=2)(sampler, key, _NUM_CHUNKS * _CHUNK)
 

@@ -323,5 +323,3 @@ def test_options():
         BilinearVG(model, unlisted_cells="zeros")
     with pytest.raises(ValueError, match="one device"):
         BilinearVG(model, unlisted_cells="zero", devices=jax.devices())
-    with pytest.raises(ValueError, match="leave devices out, or take zeros='by_row'"):
-        BilinearVG(model, bound="jaakkola", unlisted_cells="zero", zeros="sampled", devices=jax.devices())

@@ -1,6 +1,7 @@
 """Cells that are drawn with known probabilities: tables by enumeration, draws by chi-square, fits against sweeps."""
 
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +16,22 @@ from numpyro_ext.infer.bilinear.algorithms.cells import Block
 from numpyro_ext.infer.bilinear.algorithms.quadratic.draws import (
     Cells,
     Draws,
+    Part,
     Problem,
     best_common,
     best_vectors,
     bound_values,
+    drawn_by_part,
 )
+from numpyro_ext.infer.bilinear.algorithms.schedules.devices import place_rows
+from numpyro_ext.infer.bilinear.sampling.parts import divided
 from numpyro_ext.models import binary_factorization
 from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure import ModelStructureError
 from numpyro_ext.structure.bilinear.form import Background, Bilinear, Common, GaussianSide, order_cells
+from tests.infer import bilinear_sampled_devices
 from tests.infer.bilinear_forms import REFERENCE
+from tests.processes import module_command, run_in_two_processes, run_on_devices
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 KNOWN = json.loads((REFERENCE / "hm_sibm_small.json").read_text())
@@ -67,6 +74,35 @@ def test_draws_have_their_probabilities(scheme):
     np.testing.assert_allclose(few.p, p[few.rows, few.columns], rtol=rtol)
     np.testing.assert_allclose(few.p_row, p.sum(1)[few.rows], rtol=rtol)
     np.testing.assert_allclose(few.p_column, p.sum(0)[few.columns], rtol=rtol)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("x", [bilinear_sampled_devices.matrix(), bilinear_sampled_devices.FEW], ids=["many", "few"])
+def test_parts_draw_what_one_device_draws(scheme, x):
+    """A minibatch of four devices by chi-square: rows without a one, full rows, and fewer rows than devices."""
+    sampler, number = sampler_of(scheme, x.astype(int)), 200_000
+    places = place_rows(*np.nonzero(x), x.shape[0], 4)
+    parts, masses = divided(sampler, places, 4)
+    np.testing.assert_allclose(masses.sum(), 1.0, rtol=1e-5)
+    part = Part("rows", 1000, number // 1000)
+    draw = partial(drawn_by_part, masses=jnp.asarray(masses), key=random.key(1), number=number, part=part)
+    draws = jax.jit(jax.vmap(draw, axis_name="rows"))(parts)
+    assert int(draws.number.sum()) == number
+    cells = [np.asarray(a).reshape(4, -1) for a in draws.cells]
+    is_used = np.arange(number) < np.asarray(draws.number)[:, None]
+    rows = np.take_along_axis(places.source.reshape(4, -1), cells[0], 1)[is_used]
+    _, columns, value, p, p_row, p_column = (a[is_used] for a in cells)
+    np.testing.assert_array_equal(value, x[rows, columns])
+    expected = probabilities(sampler, x.astype(int)).astype(float)
+    counts = np.bincount(rows * x.shape[1] + columns, minlength=x.size)
+    assert stats.chisquare(counts, number * (expected / expected.sum()).ravel()).pvalue > 1e-3
+    for found, known in (
+        (p, expected[rows, columns]),
+        (p_row, expected.sum(1)[rows]),
+        (p_column, expected.sum(0)[columns]),
+    ):
+        np.testing.assert_allclose(found, known, rtol=1e-5)
 
 
 def small_problem():
@@ -218,6 +254,47 @@ def test_schemes_and_sizes(options):
     np.testing.assert_allclose(
         everything.log_evidence, engine.log_evidence, rtol=1e-6 if jax.config.jax_enable_x64 else 1e-3
     )
+
+
+DEVICES = "tests.infer.bilinear_sampled_devices"
+
+
+@pytest.fixture(scope="module")
+def on_four(tmp_path_factory):
+    """Files of runs on four devices, and with the same division on one."""
+    folder = tmp_path_factory.mktemp("four")
+    run_on_devices(DEVICES, folder)
+    return folder
+
+
+def compare(path, expected):
+    with np.load(path) as found:
+        assert set(found) == set(expected)
+        for name in found:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+@needs_float64
+@pytest.mark.slow
+def test_four_devices(on_four):
+    """The numbers of one device that draws the same parts; near those of one that draws all cells from one table."""
+    with np.load(on_four / "alone.npz") as alone:
+        compare(on_four / "0.npz", alone)
+        whole = bilinear_sampled_devices.fits(None)
+        for name in ("balanced", "biased", "few"):
+            np.testing.assert_allclose(alone[f"{name} bound"], whole[f"{name} bound"], rtol=0.01)
+            assert not np.array_equal(alone[f"{name} u"], whole[f"{name} u"])
+        assert alone["biased drawn"] == whole["biased drawn"] == 60 * 6000
+
+
+@needs_float64
+@pytest.mark.slow
+def test_two_processes(on_four, tmp_path):
+    """Of two devices each."""
+    run_in_two_processes(partial(module_command, DEVICES, tmp_path))
+    with np.load(on_four / "alone.npz") as alone:
+        for number in range(2):
+            compare(tmp_path / f"{number}.npz", alone)
 
 
 @pytest.mark.thorough

@@ -57,8 +57,6 @@ def check_together(
         return
     if solver == "lbfgs":
         raise ValueError("L-BFGS runs on one device: leave devices out, or take solver='natural-gradient'.")
-    if zeros == "sampled":
-        raise ValueError("zeros='sampled' draws cells on one device: leave devices out, or take zeros='by_row'.")
     if is_zero and bound != "jaakkola":
         raise ValueError(
             "Zeros in unlisted cells of counts are for one device: leave devices out. (Those of Bernoulli outcomes, "

@@ -133,7 +133,8 @@ class BilinearVG(BilinearAnswers):
         ``"sampled"`` draws cells with known probabilities in the place of sweeps, each with its own tangent (Houlsby
         2014, chapter 5), at a cost of the draws alone; hyperparameters must be given. Its trace has unbiased estimates
         of the bound, and it has converged once these changed by less than ``tol`` (by default ``1e-3``), with
-        twice the standard error, while the number of minibatches doubled.
+        twice the standard error, while the number of minibatches doubled. With ``devices`` each draws the cells of its
+        own rows, as many as one device would draw of these.
     :param str sampler: probabilities of ``zeros="sampled"``: ``"uniform"``, ``"balanced"`` (ones and zeros alike) or
         ``"biased"`` (zeros of rows and columns with many ones); see :class:`~numpyro_ext.infer.CellSampler`.
     :param batch_size: cells of a minibatch, of which ``num_steps`` are made at most. ``"auto"`` finds

@@ -14,7 +14,6 @@ steps: with draws of its own for each move the bound of a matrix of 2000 x 1000 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -25,7 +24,7 @@ from .....linalg.cholesky import cholesky, cholesky_inverse, cholesky_solve
 from .....potentials.families.binary import LogitPotential
 from .....structure.bilinear.form import Bilinear, GaussianSide
 from ..background import AllPairs, even_zero
-from ..cells import Block, Side, oriented
+from ..cells import Block, Side, oriented, over_devices
 from ..incidence import SideBlock
 from ..steps import divergence
 from ..sweeps import DrawMoments, State
@@ -61,13 +60,19 @@ class Draws(NamedTuple):
 
     cells: Cells
     """With a leading axis of chunks."""
-    num_chunks: Array | int
-    """Chunks that are used: a minibatch whose size is found by its run has room for the largest."""
+    number: Array | int
+    """Cells that are used, the first ones: a minibatch whose size is found by its run has room for the largest."""
 
-    @property
-    def number(self) -> Array | int:
-        """Number of cells."""
-        return self.num_chunks * self.cells.rows.shape[1]
+
+class Part(NamedTuple):
+    """Device that draws the cells of its own rows, among others that draw those of theirs."""
+
+    axis_name: str
+    """Of the axis of devices."""
+    chunk: int
+    """Cells that a device draws at once."""
+    room: int
+    """Chunks that a device has room for."""
 
 
 class Drawer(Protocol):
@@ -147,10 +152,10 @@ def _see(problem: Problem, state: State, side: Side, cells: Cells) -> _Seen:
     return _Seen(i, (u, s), (m, t), mean, found, cells.p_row if is_rows else cells.p_column)
 
 
-def drawn(drawer: Drawer, key: Array, num_chunks: Array | int, most: int, size: int) -> Draws:
+def drawn(drawer: Drawer, key: Array, number: Array | int, most: int, size: int) -> Draws:
     """Draw a minibatch.
 
-    :param num_chunks: that are drawn.
+    :param number: of cells.
     :param int most: chunks that there is room for.
     :param int size: cells of a chunk.
     """
@@ -161,31 +166,51 @@ def drawn(drawer: Drawer, key: Array, num_chunks: Array | int, most: int, size: 
 
     shapes = jax.eval_shape(lambda: drawer.draw(key, size))
     room: Cells = jax.tree.map(lambda x: jnp.zeros((most, *x.shape), x.dtype), shapes)
-    return Draws(lax.fori_loop(0, num_chunks, fill, room), num_chunks)
+    return Draws(lax.fori_loop(0, -(-number // size), fill, room), number)
 
 
-def _over_chunks(draws: Draws, visit: Any, start: Any) -> Any:
-    """``visit(sums, cells)`` over chunks of draws."""
-    return lax.fori_loop(
-        0, draws.num_chunks, lambda chunk, sums: visit(sums, jax.tree.map(lambda x: x[chunk], draws.cells)), start
-    )
+def drawn_by_part(drawer: Drawer, masses: Array, key: Array, number: Array | int, part: Part) -> Draws:
+    """Draw the cells of a minibatch that are of the rows of this device: as many as of all draws fall to these.
+
+    :param drawer: of cells of these rows.
+    :param masses: probabilities of the rows of each device, shape ``(num_devices,)``.
+    :param key: the same on all devices.
+    :param number: of cells of all devices.
+    """
+    share_key, key = jax.random.split(key)
+    place = lax.axis_index(part.axis_name)
+    numbers = jax.random.multinomial(share_key, jnp.asarray(number, masses.dtype), masses)
+    own = jnp.minimum(numbers[place].astype(int), part.room * part.chunk)
+    return drawn(drawer, jax.random.fold_in(key, place), own, part.room, part.chunk)
 
 
-def best_common(problem: Problem, state: State, draws: Draws) -> Block:
+def _over_chunks(draws: Draws, visit: Any, start: Any, axis_name: str | None) -> Any:
+    """Sums of ``visit(sums, cells, is_used)`` over chunks of draws, and over devices."""
+    size = draws.cells.rows.shape[1]
+
+    def visit_chunk(chunk: Array, sums: Any) -> Any:
+        is_used = chunk * size + jnp.arange(size) < draws.number
+        return visit(sums, jax.tree.map(lambda x: x[chunk], draws.cells), is_used)
+
+    return over_devices(lax.fori_loop(0, -(-draws.number // size), visit_chunk, start), axis_name)
+
+
+def best_common(problem: Problem, state: State, draws: Draws, axis_name: str | None = None) -> Block:
     """The best common unknowns, as the draws estimate them."""
     common, prior, pairs = state.common, problem.common, problem.pairs
     assert common is not None and prior is not None and pairs.common is not None
     shift = pairs.common @ common.mean[0]
 
-    def visit(sums: tuple[Array, Array], cells: Cells) -> tuple[Array, Array]:
+    def visit(sums: tuple[Array, Array], cells: Cells, is_used: Array) -> tuple[Array, Array]:
         seen = _see(problem, state, "rows", cells)
-        curvature = seen.parabola.curvature / cells.p
-        linear = seen.parabola.slope / cells.p - curvature * (seen.mean - shift)
+        weight = is_used / cells.p
+        curvature = weight * seen.parabola.curvature
+        linear = weight * seen.parabola.slope - curvature * (seen.mean - shift)
         return sums[0] + jnp.sum(curvature), sums[1] + jnp.sum(linear)
 
     zero = jnp.zeros((), shift.dtype)
-    curvature, linear = _over_chunks(draws, visit, (zero, zero))
-    number = draws.number
+    curvature, linear = _over_chunks(draws, visit, (zero, zero), axis_name)
+    number = over_devices(draws.number, axis_name)
     precision = prior.matrices + curvature / number * jnp.outer(pairs.common, pairs.common)
     mean = prior.apply(prior.mean) + linear / number * pairs.common
     factor = cholesky(precision)
@@ -204,7 +229,13 @@ class BestVectors(NamedTuple):
 
 
 def best_vectors(
-    problem: Problem, state: State, side: Side, draws: Draws, *, with_squares: bool = False
+    problem: Problem,
+    state: State,
+    side: Side,
+    draws: Draws,
+    *,
+    with_squares: bool = False,
+    axis_name: str | None = None,
 ) -> BestVectors:
     """Best vectors of one side, all else being held: unbiased for those that were drawn, on draws that
     the state does not depend on."""
@@ -217,7 +248,7 @@ def best_vectors(
     linear = prior.apply(prior.mean - own.mean) + diagonal * own.mean
     base = jnp.concatenate([linear, diagonal], axis=1)
 
-    def visit(sums: Array, cells: Cells) -> Array:
+    def visit(sums: Array, cells: Cells, is_used: Array) -> Array:
         seen = _see(problem, state, side, cells)
         u, m, t = seen.u[0][:, :size], seen.partner[0][:, :size], seen.partner[1][:, :size]
         weight = seen.p_own / cells.p
@@ -227,10 +258,10 @@ def best_vectors(
         parts = [found, jnp.ones_like(weight)[:, None]]
         if with_squares:
             parts.append((base[seen.own] + found) ** 2)
-        return sums.at[seen.own].add(jnp.concatenate(parts, axis=1))
+        return sums.at[seen.own].add(jnp.where(is_used[:, None], jnp.concatenate(parts, axis=1), 0.0))
 
     width = 2 * size * (2 if with_squares else 1) + 1
-    sums = _over_chunks(draws, visit, jnp.zeros((num, width), own.mean.dtype))
+    sums = _over_chunks(draws, visit, jnp.zeros((num, width), own.mean.dtype), axis_name if side == "columns" else None)
     number = sums[:, 2 * size]
     mean = sums / jnp.maximum(number, 1.0)[:, None]
     return BestVectors(base + mean[:, : 2 * size], mean[:, 2 * size + 1 :] if with_squares else None, number)
@@ -259,30 +290,31 @@ def updated_moments(moments: DrawMoments, best: BestVectors) -> DrawMoments:
     return DrawMoments(first, second, moments.number + best.number)
 
 
-def wanted_size(moments: tuple[DrawMoments, DrawMoments], drawer: Drawer) -> Array:
+def wanted_size(moments: tuple[DrawMoments, DrawMoments], drawer: Drawer, axis_name: str | None = None) -> Array:
     """Draws of a minibatch that estimate the vectors of both sides to the accuracy asked for, in the mean of all
     components of those that were ever drawn."""
     total, number = jnp.zeros(()), jnp.zeros(())
-    for found, p in zip(moments, (drawer.p_row, drawer.p_column), strict=True):
+    for found, p, axis in zip(moments, (drawer.p_row, drawer.p_column), (axis_name, None), strict=True):
         variance = jnp.maximum(found.second - found.first**2, 0.0).reshape(len(p), 2, -1).sum(1)
         size = jnp.maximum((found.first**2).reshape(len(p), 2, -1).sum(1), jnp.finfo(variance.dtype).tiny)
         is_seen = (found.number > 0.0)[:, None]
-        total += jnp.sum(jnp.where(is_seen, variance / (_ACCURACY * p[:, None] * size), 0.0))
-        number += jnp.sum(is_seen) * size.shape[1]
+        total += over_devices(jnp.sum(jnp.where(is_seen, variance / (_ACCURACY * p[:, None] * size), 0.0)), axis)
+        number += over_devices(jnp.sum(is_seen), axis) * size.shape[1]
     return total / jnp.maximum(number, 1.0)
 
 
-@partial(jax.jit, static_argnames=("num_chunks", "chunk"))
-def minibatches(
+def draw_minibatches(
     problem: Problem,
     state: State,
     drawer: Drawer,
     key: Array,
     done: Array,
     number: Array,
+    masses: Array | None = None,
     *,
     num_chunks: int,
     chunk: int,
+    part: Part | None = None,
 ) -> tuple[State, Array]:
     """Some minibatches of a run.
 
@@ -292,27 +324,35 @@ def minibatches(
     :param key: of the run: each minibatch has its own by its number.
     :param done: minibatches before these.
     :param number: of minibatches.
+    :param masses: see :func:`drawn_by_part`.
     :param int num_chunks: of each minibatch; with moments for one draw per vector of the longer side.
     :param int chunk: cells that are drawn at once.
+    :param Part part: of a device, where the rows are divided between several.
     :return: the state, and the number of cells drawn.
 
     Cost: per drawn cell linear in the rank. Memory: the cells of the largest minibatch.
     """
-    least = max(state.rows.mean.shape[0], state.columns.mean.shape[0])
+    axis = None if part is None else part.axis_name
+    measures = state.moments is not None
+    num_rows = over_devices(jnp.sum(problem.rows.weighted(jnp.ones_like(state.row_step))), axis)
+    least = jnp.maximum(num_rows, state.columns.mean.shape[0])
 
     def advance(count: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
         state, total = carry
-        used: Array | int = num_chunks
+        size: Array | int = num_chunks * chunk
         if state.moments is not None:
-            wanted = wanted_size(state.moments, drawer) / least
-            used = jnp.ceil(num_chunks * jnp.clip(wanted, _FEWEST, MOST_DRAWS)).astype(int)
-        room = num_chunks if state.moments is None else MOST_DRAWS * num_chunks
-        draws = drawn(drawer, jax.random.fold_in(key, count), used, room, chunk)
+            wanted = wanted_size(state.moments, drawer, axis) / least
+            size = jnp.ceil(num_chunks * jnp.clip(wanted, _FEWEST, MOST_DRAWS)).astype(int) * chunk
+        batch_key = jax.random.fold_in(key, count)
+        if part is None:
+            draws = drawn(drawer, batch_key, size, num_chunks * (MOST_DRAWS if measures else 1), chunk)
+        else:
+            assert masses is not None
+            draws = drawn_by_part(drawer, masses, batch_key, size, part)
         if state.common is not None:
-            best = best_common(problem, state, draws)
+            best = best_common(problem, state, draws, axis)
             state = state._replace(common=_mixed(state.common, best, (2.0 + count) ** -_DECAY))
-        measures = state.moments is not None
-        of_columns = best_vectors(problem, state, "columns", draws, with_squares=measures)
+        of_columns = best_vectors(problem, state, "columns", draws, with_squares=measures, axis_name=axis)
         columns, column_step = move_vectors(state.columns, state.column_step, of_columns)
         state = state._replace(columns=columns, column_step=column_step)
         of_rows = best_vectors(problem, state, "rows", draws, with_squares=measures)
@@ -321,7 +361,7 @@ def minibatches(
         if state.moments is not None:
             one, other = state.moments
             state = state._replace(moments=(updated_moments(one, of_rows), updated_moments(other, of_columns)))
-        return state, total + draws.number
+        return state, total + over_devices(draws.number, axis)
 
     return lax.fori_loop(done, done + number, advance, (state, jnp.zeros((), int)))
 
@@ -336,10 +376,10 @@ def _mixed(block: Block, best: Block, share: Array) -> Block:
     return Block(mean, cholesky_inverse(factor))
 
 
-@jax.jit
-def bound_values(problem: Problem, state: State, cells: Cells) -> Array:
+def bound_values(problem: Problem, state: State, cells: Cells, axis_name: str | None = None) -> Array:
     """Estimates of the bound, one from each of these drawn cells: their mean is unbiased."""
-    cost = jnp.sum(divergence(state.rows, problem.rows)) + jnp.sum(divergence(state.columns, problem.columns))
+    cost = over_devices(jnp.sum(divergence(state.rows, problem.rows)), axis_name)
+    cost += jnp.sum(divergence(state.columns, problem.columns))
     if state.common is not None and problem.common is not None:
         cost += jnp.sum(divergence(state.common, problem.common))
     return _see(problem, state, "rows", cells).parabola.value / cells.p + problem.log_constant - cost

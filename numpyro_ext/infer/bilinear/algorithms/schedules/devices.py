@@ -29,9 +29,9 @@ _Result = TypeVar("_Result")
 AXIS = "rows"
 """Name of the axis of devices."""
 # In place of arrays, in trees that specify where these are.
-_BY_ROW: Any = PartitionSpec(AXIS)
-_EVERYWHERE: Any = PartitionSpec()
-_FORM = Bilinear(_BY_ROW, *(_EVERYWHERE for _ in Bilinear._fields[1:]))
+BY_ROW: Any = PartitionSpec(AXIS)
+EVERYWHERE: Any = PartitionSpec()
+_FORM = Bilinear(BY_ROW, *(EVERYWHERE for _ in Bilinear._fields[1:]))
 
 
 class OneDevice:
@@ -57,11 +57,11 @@ class OneDevice:
 
     def _run(self, method: Callable[..., _Result], prepared: Prepared, state: core.State, out_specs: object) -> _Result:
         function = partial(method, axis_name=self._axis_name)
-        return self._on_devices(function, (_FORM, _BY_ROW, specs_of(state)), out_specs)(*prepared, state)
+        return self._on_devices(function, (_FORM, BY_ROW, specs_of(state)), out_specs)(*prepared, state)
 
     def sweep(self, prepared: Prepared, state: core.State) -> tuple[core.State, core.Info]:
         """One sweep over both sides."""
-        return self._run(self._method.sweep, prepared, state, (specs_of(state), _EVERYWHERE))
+        return self._run(self._method.sweep, prepared, state, (specs_of(state), EVERYWHERE))
 
     def begin(self, prepared: Prepared, state: core.State) -> core.State:
         """The state from which sweeps can start, with its objective."""
@@ -69,12 +69,12 @@ class OneDevice:
 
     def bound(self, prepared: Prepared, state: core.State) -> Array:
         """The objective of a state."""
-        return self._run(self._method.bound, prepared, state, _EVERYWHERE)
+        return self._run(self._method.bound, prepared, state, EVERYWHERE)
 
     def cost(self, form: Bilinear, state: core.State) -> Array:
         """The divergences of all unknowns from their priors."""
         function = partial(core.cost_of, axis_name=self._axis_name)
-        return self._on_devices(function, (_FORM, specs_of(state)), _EVERYWHERE)(form, state)
+        return self._on_devices(function, (_FORM, specs_of(state)), EVERYWHERE)(form, state)
 
     def bound_of_form(self, prepared: Prepared, state: core.State) -> Callable[[Prepared], Array]:
         """The objective of a state as a function of the form, given the form that the state belongs to."""
@@ -116,11 +116,12 @@ class OneDevice:
 
 def specs_of(state: core.State) -> PyTree:
     """Places of the arrays of a state, as a tree that is a prefix of the state."""
-    specs: Any = jax.tree.map(lambda x: _EVERYWHERE, state)
+    specs: Any = jax.tree.map(lambda x: EVERYWHERE, state)
     selected = None
     if state.selected is not None:
-        selected = specs.selected._replace(row_counts=_BY_ROW, log_rows=_BY_ROW)
-    return specs._replace(rows=_BY_ROW, row_step=_BY_ROW, selected=selected)
+        selected = specs.selected._replace(row_counts=BY_ROW, log_rows=BY_ROW)
+    moments = None if state.moments is None else (BY_ROW, EVERYWHERE)
+    return specs._replace(rows=BY_ROW, row_step=BY_ROW, selected=selected, moments=moments)
 
 
 class RowPlaces(NamedTuple):
@@ -203,6 +204,11 @@ class Division:
         return hash(self._key)
 
 
+def mesh_of(devices: Sequence[object]) -> Mesh:
+    """The axis of devices."""
+    return Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
+
+
 class SeveralDevices(OneDevice):
     """Sweeps with the rows divided between devices.
 
@@ -214,10 +220,11 @@ class SeveralDevices(OneDevice):
 
     def __init__(self, division: Division, method: Steps | None = None) -> None:
         super().__init__(method)
-        self._mesh = Mesh(np.array(division.devices), (AXIS,), axis_types=(AxisType.Auto,))
+        self.all = division.devices
+        self._mesh = mesh_of(division.devices)
         self.places: RowPlaces = division.places
         self._num_devices = len(division.devices)
-        self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(self._mesh, _EVERYWHERE))
+        self._gather = jax.jit(lambda x: x, out_shardings=NamedSharding(self._mesh, EVERYWHERE))
 
     def _on_devices(
         self, function: Callable[..., _Result], in_specs: object, out_specs: object
@@ -287,8 +294,8 @@ class SeveralDevices(OneDevice):
         """Give every device its part; each process needs the whole."""
         form, views = prepared
         nothing: Any = ()
-        rows, views = jax.tree.map(lambda x: self._put(x, _BY_ROW), (form.rows, views))
-        form = jax.tree.map(lambda x: self._put(x, _EVERYWHERE), form._replace(rows=nothing))
+        rows, views = jax.tree.map(lambda x: self._put(x, BY_ROW), (form.rows, views))
+        form = jax.tree.map(lambda x: self._put(x, EVERYWHERE), form._replace(rows=nothing))
         return Prepared(form._replace(rows=rows), views)
 
     def put_shared(self, arrays: PyTree) -> PyTree:
@@ -300,16 +307,16 @@ class SeveralDevices(OneDevice):
         source = self.places.source
 
         def put(spec: PartitionSpec, x: Array) -> Array:
-            return self._put(np.asarray(x)[source] if spec == _BY_ROW else x, spec)
+            return self._put(np.asarray(x)[source] if spec == BY_ROW else x, spec)
 
-        return self._put(values, _EVERYWHERE), _by_place(put, state)
+        return self._put(values, EVERYWHERE), _by_place(put, state)
 
     def get(self, values: Array, state: core.State) -> tuple[Array, core.State]:
         """All of them, in every process."""
         position = self.places.position
 
         def take(spec: PartitionSpec, x: Array) -> np.ndarray:
-            return np.asarray(x)[position] if spec == _BY_ROW else np.asarray(x)
+            return np.asarray(x)[position] if spec == BY_ROW else np.asarray(x)
 
         found = _by_place(take, self._gather(state))
         return jax.tree.map(jnp.asarray, (np.asarray(values), found))
@@ -319,11 +326,19 @@ class SeveralDevices(OneDevice):
 
         def run(*arguments: PyTree) -> PyTree:
             values, state, info = solve(*arguments)
-            specs = _EVERYWHERE, specs_of(state), _EVERYWHERE
+            specs = EVERYWHERE, specs_of(state), EVERYWHERE
             shardings = jax.tree.map(lambda spec: NamedSharding(self._mesh, spec), specs, is_leaf=_is_spec)
             return jax.lax.with_sharding_constraint((values, state, info), shardings)
 
         return jax.jit(run)
+
+    def put_at(self, arrays: PyTree, specs: PyTree) -> PyTree:
+        """Arrays in the places that a tree of specs says, which is a prefix of theirs."""
+
+        def put(spec: PartitionSpec, part: PyTree) -> PyTree:
+            return jax.tree.map(lambda x: self._put(x, spec), part)
+
+        return jax.tree.map(put, specs, arrays, is_leaf=_is_spec)
 
     def _put(self, x: object, spec: PartitionSpec) -> Array:
         array = np.asarray(x)

@@ -1,4 +1,4 @@
-"""Cells of a matrix of zeros and ones, drawn with known probabilities, and fits to these (Houlsby 2014, chapter 5)."""
+"""Cells of a matrix of zeros and ones, drawn with known probabilities (Houlsby 2014, chapter 5)."""
 
 from __future__ import annotations
 
@@ -10,36 +10,29 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ...linalg.frozen_pytree import frozen_pytree
-from ...potentials.families.binary import LogitPotential
-from ...structure.bilinear.reading import BilinearReading
-from ..front.options import check_at_least, check_one_of
-from ..front.results import Diagnostics
-from ..front.running.chunks import run_in_chunks
-from ..front.state import EngineState, Fit, check_init_state
-from ..hyper.space import UnconstrainedSpace
-from .algorithms.quadratic.draws import Cells, Problem, bound_values, first_step, minibatches
-from .algorithms.sweeps import State
-from .programs import BilinearPrograms, explain
+from ....linalg.frozen_pytree import frozen_pytree
+from ...front.options import check_at_least, check_one_of
+from ..algorithms.quadratic.draws import Cells
 
 Scheme = Literal["uniform", "balanced", "biased"]
 
-_CHUNK = 4096
-_EVERY = 10
-_FEWEST = 100
-"""Minibatches before a run may have converged: steps of the second half of fewer add up to less than three."""
-_NUM_JUDGED = 20_000
 
-
-class _Table(NamedTuple):
+class Table(NamedTuple):
     """Alias table (Walker 1977): draws from given probabilities at a cost that does not depend on their number."""
 
     threshold: Array
     alias: Array
+    number: Array
+    """Places that are drawn, the first ones: others fill up the arrays."""
 
     @classmethod
-    def of(cls, weight: np.ndarray) -> _Table:
-        """Table of probabilities proportional to a weight."""
+    def of(cls, weight: np.ndarray, length: int | None = None) -> Table:
+        """Table of probabilities proportional to a weight.
+
+        :param weight: positive.
+        :param int length: of the arrays, by default that of the weight.
+        """
+        number = weight.size
         share = weight * (weight.size / weight.sum())
         alias = np.arange(weight.size)
         small, large = list(np.flatnonzero(share < 1.0)), list(np.flatnonzero(share >= 1.0))
@@ -50,12 +43,17 @@ class _Table(NamedTuple):
             if share[high] < 1.0:
                 small.append(large.pop())
         share[small] = share[large] = 1.0  # what is left differs from one by rounding
-        return cls(jnp.asarray(share), jnp.asarray(alias, jnp.int32))
+        room = 0 if length is None else length - number
+        return cls(
+            jnp.asarray(np.pad(share, (0, room))),
+            jnp.asarray(np.pad(alias, (0, room)), jnp.int32),
+            jnp.asarray(number, jnp.int32),
+        )
 
     def draw(self, key: Array, size: int) -> Array:
         """Independent draws of places."""
         place_key, key = jax.random.split(key)
-        place = jax.random.randint(place_key, (size,), 0, self.alias.size, jnp.int32)
+        place = jax.random.randint(place_key, (size,), 0, self.number, jnp.int32)
         stays = jax.random.uniform(key, (size,), self.threshold.dtype) < self.threshold[place]
         return jnp.where(stays, place, self.alias[place])
 
@@ -88,7 +86,7 @@ class CellSampler:
     """Place of the first one of each row, and their number, shape ``(num_rows + 1,)``."""
     share: Array
     """Probability of a one."""
-    tables: tuple[_Table, _Table, _Table]
+    tables: tuple[Table, Table, Table]
     """Tables of the ones, and of the rows and columns of zeros."""
     row_weights: Array
     """Factors of rows in the probability of a zero and of a one, shape ``(2, num_rows)``."""
@@ -151,7 +149,7 @@ class CellSampler:
             ones = np.bincount(index, weight, number) * (share / weight.sum())
             zeros = of_zero[side] * of_zero[1 - side].sum() - np.bincount(index, taken, number)
             p_side.append(ones + zeros * ((1.0 - share) / total))
-        tables = _Table.of(weight), _Table.of(of_zero[0]), _Table.of(of_zero[1])
+        tables = Table.of(weight), Table.of(of_zero[0]), Table.of(of_zero[1])
         of_zero[0] *= (1.0 - share) / total
         start = np.concatenate([[0], np.cumsum(degrees[0])]).astype(np.int32)
         weights = [jnp.asarray(np.stack([x, y])) for x, y in zip(of_zero, of_one, strict=True)]
@@ -177,17 +175,19 @@ class CellSampler:
         coin_key, one_key, zero_key = jax.random.split(key, 3)
         value = jax.random.bernoulli(coin_key, self.share, (size,))
         place = self.tables[0].draw(one_key, size)
-        i, j = self._draw_zeros(zero_key, size)
+        i, j = self._draw_zeros(zero_key, ~value)
         i, j = jnp.where(value, self.rows[place], i), jnp.where(value, self.columns[place], j)
         kind = value.astype(int)
         p = self.row_weights[kind, i] * self.column_weights[kind, j]
         return Cells(i, j, kind, p, self.p_row[i], self.p_column[j])
 
-    def _draw_zeros(self, key: Array, size: int) -> tuple[Array, Array]:
+    def _draw_zeros(self, key: Array, is_wanted: Array) -> tuple[Array, Array]:
+        """Zeros where they are wanted. Where rows are nearly full few are, and most candidates are ones."""
+        size, wanted = is_wanted.size, jnp.sum(is_wanted)
         number = size + size // 8 + 8
 
         def proceed(carry: Any) -> Array:
-            return carry[2] < size
+            return carry[2] < wanted
 
         def fill(carry: Any) -> Any:
             i, j, filled, key = carry
@@ -200,7 +200,8 @@ class CellSampler:
 
         nothing = jnp.zeros((size,), jnp.int32)
         i, j, _, _ = lax.while_loop(proceed, fill, (nothing, nothing, jnp.asarray(0), key))
-        return i, j
+        order = jnp.cumsum(is_wanted) - 1
+        return i[order], j[order]
 
     def _is_one(self, rows: Array, columns: Array) -> Array:
         """True for cells that are listed, by a binary search in their rows."""
@@ -215,116 +216,3 @@ class CellSampler:
 
         low, _ = lax.while_loop(lambda carry: jnp.any(carry[0] < carry[1]), halve, (self.start[rows], end))
         return (low < end) & (self.columns[jnp.minimum(low, self.columns.size - 1)] == columns)
-
-
-class _Info(NamedTuple):
-    num_steps: int
-    converged: bool
-    objective_trace: np.ndarray
-
-
-def fit_sampled(
-    reading: BilinearReading,
-    space: UnconstrainedSpace,
-    programs: BilinearPrograms,
-    rng_key: Array,
-    start: EngineState | None,
-    *,
-    digest: str,
-    scheme: Scheme,
-    batch_size: int | None,
-    num_steps: int,
-    tol: float,
-    show_bar: bool,
-) -> Fit:
-    """Posterior from minibatches of drawn cells.
-
-    :param start: to go on from, of a run with the same options; of other data it is a place to start from.
-    :param batch_size: draws of a minibatch; ``None`` where their moments choose it.
-    :param int num_steps: minibatches at most.
-    :param float tol: see :class:`~numpyro_ext.infer.BilinearVG`.
-    :raises ValueError: if hyperparameters are to be learned, or the start is of another model.
-    """
-    if space.names:
-        raise ValueError(
-            f"{list(space.names)} would have to be learned, which drawn cells cannot: fit with zeros='by_row', and "
-            "give BilinearVG(..., hyper_values=...) what it learned."
-        )
-    data, fixed = reading.data, space.fixed
-    if start is not None:
-        check_init_state(start, jax.eval_shape(programs.init_state, data, fixed), space.size)
-        if start.data_digest != digest:  # its steps are long again
-            start = start._replace(state=first_step(start.state), num_steps=0)
-    form = programs.form(data, fixed)
-    rows, columns = (np.asarray(x) for x in (form.row_index, form.column_index))
-    assert isinstance(form.potential, LogitPotential)
-    is_one = np.asarray(form.potential.label) > 0
-    num_rows, num_columns = form.rows.mean.shape[0], form.columns.mean.shape[0]
-    sampler = CellSampler.of(rows[is_one], columns[is_one], num_rows=num_rows, num_cols=num_columns, scheme=scheme)
-    problem = Problem.of_form(form)
-    before = 0 if start is None else start.num_steps
-    state = first_step(programs.init_state(data, fixed, rng_key)) if start is None else start.state
-    wanted = max(num_rows, num_columns) if batch_size is None else batch_size
-    num_chunks = -(-wanted // _CHUNK)
-    chunk = -(-wanted // num_chunks)
-    # The same cells for all estimates of the bound, so that their differences are known to more digits.
-    cells = sampler.draw(jax.random.fold_in(rng_key, 2**31), _NUM_JUDGED)
-    kept: list[tuple[int, np.ndarray]] = []
-    drawn = 0
-    change = error = np.inf
-
-    def advance(state: State, length: int, done: int) -> tuple[State, _Info, float]:
-        nonlocal drawn, change, error
-        state, number = minibatches(
-            problem, state, sampler, rng_key, jnp.asarray(done), jnp.asarray(length),
-            num_chunks=num_chunks, chunk=chunk,
-        )  # fmt: skip
-        drawn, done = drawn + int(number), done + length
-        values = np.asarray(bound_values(problem, state, cells), float)
-        earlier = [past for count, past in kept if 2 * count <= done]
-        if earlier:
-            difference = values - earlier[-1]
-            change, error = abs(difference.mean()), difference.std() / np.sqrt(values.size)
-        if not kept or done >= 1.1 * kept[-1][0]:
-            kept.append((done, values))
-        limit = tol * (1.0 + abs(values.mean()))
-        converged = done >= _FEWEST and change + 2.0 * error < limit
-        return state, _Info(length, bool(converged), np.array([values.mean()])), float(values.mean())
-
-    found = run_in_chunks(
-        advance, state, num_steps=num_steps, chunk=_EVERY, before=before, name="BilinearVG", unit="minibatches",
-        show_bar=show_bar,
-    )  # fmt: skip
-    state, messages, size = found.carry, found.messages, 1.0 + abs(found.objective)
-    if not np.isfinite(found.objective):
-        raise ValueError(explain(form, fixed, found.objective))
-    spread = np.asarray(bound_values(problem, state, cells), float).std() / np.sqrt(_NUM_JUDGED)
-    converged = bool(found.info.converged) and not messages
-    if not converged:
-        messages.append(
-            f"Between one half of {found.num_steps} minibatches and all of them the bound changed by "
-            f"{change / size:.2g} of itself, with a standard error of {error / size:.2g}; the change and twice its "
-            f"error must be below the tolerance {tol:.2g}. Give more minibatches (num_steps), larger ones "
-            "(batch_size), or go on with init_state=engine.last_state."
-        )
-    first = 2.0**-0.7 * (1.0 - 1e-6)
-    for name, step in (("rows", state.row_step), ("columns", state.column_step)):
-        number = int(jnp.sum(step >= first))
-        if number:
-            messages.append(
-                f"{number} of {step.size} {name} were in no cell that was drawn: their posterior is the start."
-            )
-    messages.append(
-        f"{drawn} cells were drawn in {found.num_steps - before} minibatches. The trace has estimates of "
-        f"the bound after each {_EVERY} of these, with a standard error of {spread:.3g} at the end; log_evidence is "
-        "computed."
-    )
-    prepared = programs.prepare(data, fixed, space.initial())[0]
-    bound = float(jax.jit(programs.devices.bound)(prepared, state))
-    state = state._replace(objective=jnp.asarray(bound, state.objective.dtype))
-    diagnostics = Diagnostics(
-        converged, found.num_steps, found.trace, float(change / size), 0, {}, None, tuple(messages)
-    )
-    return Fit(
-        EngineState(jnp.zeros((0,)), state, None, found.num_steps, digest), fixed, None, False, bound, diagnostics
-    )
