@@ -249,7 +249,7 @@ def test_a_fit_with_standard_errors_compiles_few_programs():
         engine.run(jax.random.key(0), _answers())
         errors = [value.standard_error for value in engine.hyper.values()]
     assert engine.diagnostics.converged and all(np.all(np.asarray(error) > 0) for error in errors)
-    for program in ("_search", "_second_derivatives", "standard_errors"):
+    for program in ("_search", "_complete_derivatives", "_missing_derivatives", "standard_errors"):
         assert names.count(f"jit({program})") == 1
     assert names.count("jit(change)") <= 1  # which models share, so that it may be there already
     assert len(names) < 40, names

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -32,7 +31,7 @@ class ApartPrograms:
     :param form_at: from data and fixed hyperparameters to the form as a function of the others, unconstrained.
     :param log_prior: of data, fixed and the others.
     :param int num_steps: of one fit at most.
-    :param float tol: of fits at which second derivatives are taken.
+    :param bool is_small: whether a pass over all observations takes less time than to optimise it.
     """
 
     def __init__(
@@ -42,18 +41,15 @@ class ApartPrograms:
         form_at: Callable[[Any, dict[str, Array]], Callable[[Array], LatentGaussian]],
         log_prior: Callable[[Any, dict[str, Array], Array], Array],
         num_steps: int,
-        tol: float,
+        is_small: bool,
     ) -> None:
-        self._tol = np.asarray(tol, jnp.result_type(float))
         self._algorithm, self._form_at, self._log_prior, self._num_steps = algorithm, form_at, log_prior, num_steps
         self._has_brief = algorithm.in_brief(form) is not None
         self._solve_briefly = quick_jit(partial(self._solution, is_brief=True))
         self._slope_briefly = quick_jit(partial(self._evaluation, is_brief=True), is_small=True)
         # asked by few fits of few models
-        self._solve = quick_jit(self._solution, is_small=self._has_brief)
+        self.solve = quick_jit(self._solution, is_small=is_small or self._has_brief)
         self._slope = quick_jit(self._evaluation, is_small=True)
-        self._complete = quick_jit(self._complete_derivatives, is_small=True)
-        self._missing = quick_jit(self._missing_derivatives)
 
     def evaluate(
         self, data: object, fixed: dict[str, Array], values: Array, state: object, tol: Any, with_gradient: bool = True
@@ -77,16 +73,7 @@ class ApartPrograms:
                 return solution
             if np.isfinite(info.max_change):
                 state = solution[0]
-        return self._solve(data, fixed, values, state, tol)
-
-    def second_derivatives(
-        self, data: object, fixed: dict[str, Array], search: SearchState, *, is_rough: bool | Array
-    ) -> tuple[Array, Array]:
-        """Second derivatives of the objective at the best point of a search, as the sum of two arrays."""
-        values = search.values
-        state, _, held = self._solve(data, fixed, values, search.best.state, self._tol)
-        complete, slopes = self._complete(data, fixed, values, state, held)
-        return complete, self._missing(data, fixed, values, state, held, slopes, is_rough)
+        return self.solve(data, fixed, values, state, tol)
 
     def _form_fn(self, data: object, fixed: dict[str, Array], is_brief: bool) -> Callable[[Array], LatentGaussian]:
         form_at = self._form_at(data, fixed)
@@ -124,6 +111,39 @@ class ApartPrograms:
             value_fn=self._algorithm.known_evidence,
         )
         return evaluate(values, None, with_gradient)[0]
+
+
+class SecondDerivatives:
+    """Second derivatives of the objective, where the algorithm knows them.
+
+    :param Algorithm algorithm: that knows them, by :meth:`~.Algorithm.complete_derivatives` and
+        :meth:`~.Algorithm.missing_derivatives`.
+    :param form_at: as for :class:`ApartPrograms`, like ``log_prior``.
+    :param solve: ``(data, fixed, values, state)`` to the state of a fit and what it holds; compiled.
+    :param bool is_small: as there.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        form_at: Callable[[Any, dict[str, Array]], Callable[[Array], LatentGaussian]],
+        log_prior: Callable[[Any, dict[str, Array], Array], Array],
+        solve: Callable[[Any, dict[str, Array], Array, Any], tuple[Any, Any]],
+        is_small: bool,
+    ) -> None:
+        self._algorithm, self._form_at, self._log_prior, self._solve = algorithm, form_at, log_prior, solve
+        self._complete = quick_jit(self._complete_derivatives, is_small=True)
+        self._missing = quick_jit(self._missing_derivatives, is_small=is_small)
+
+    def __call__(
+        self, data: object, fixed: dict[str, Array], search: SearchState, *, is_rough: bool | Array
+    ) -> tuple[Array, Array]:
+        """Second derivatives at the best point of a search, as the sum of two arrays; see
+        :meth:`~numpyro_ext.infer.Algorithm.second_derivatives`."""
+        values = search.values
+        state, held = self._solve(data, fixed, values, search.best.state)
+        complete, slopes = self._complete(data, fixed, values, state, held)
+        return complete, self._missing(data, fixed, values, state, held, slopes, is_rough)
 
     def _complete_derivatives(
         self, data: object, fixed: dict[str, Array], values: Array, state: object, held: object

@@ -32,6 +32,8 @@ class FitCosts(NamedTuple):
     their optimisation, and from which it is a program of its own."""
     most_rows_apart: int = 50_000
     """Rows up to which such a program is cut in two, each of which makes the form, and the second is not optimised."""
+    most_cells_apart: int = 160_000
+    """The same rows where an evaluation passes over numbers alone, so that the form is little of it."""
     most_kinds: float = 0.5
     """Share of independent blocks up to which it pays to look for equal ones and to count them once."""
     most_cells_at_once: int = 320_000

@@ -23,7 +23,7 @@ from ...hyper.space import UnconstrainedSpace
 from ...hyper.stacked import at_each
 from ...hyper.visits import Visits, search_and_visit
 from ..algorithms.algorithm import Algorithm
-from .apart_programs import ApartPrograms
+from .apart_programs import ApartPrograms, SecondDerivatives
 from .block_scores import block_scores, has_block_scores, information
 from .costs import FIT_COSTS, FitCosts, adds_much, is_small
 from .objective import Objective
@@ -72,6 +72,7 @@ class FittingPrograms(Objective):
         self.is_small = is_small(form, costs) or (work is not None and work <= costs.most_quick_numbers)
         has_long_sweeps = algorithm.has_long_sweeps(form) and space.size > 0
         self._evaluates_apart = (work is not None or has_long_sweeps) and not self.is_small
+        self._cuts_evaluations = form.num_rows <= (costs.most_rows_apart if work is None else costs.most_cells_apart)
 
         # Whether the curvature is left to `probe_locally`.
         num_probes, num_params = space.size * reading.abstract_form.num_rows, space.size - len(space.integrable)
@@ -96,7 +97,7 @@ class FittingPrograms(Objective):
         self.constrained = compile_(jax.vmap(space.unpack, (0, None)))
         self.solve = compile_(self.fitted, static_argnames="num_steps")
         # of what a run calls once
-        self._compile_once = once = partial(quick_jit, is_small=is_quick or form.num_rows <= costs.most_rows_apart)
+        self._compile_once = once = partial(quick_jit, is_small=is_quick or self._cuts_evaluations)
         self.init_state, self._init_state_at = once(self._init_state), once(self.first_state)
         self._adds_much = adds_much(form)
         self._search_alone = compile_(self._search, adds_much=self._adds_much)
@@ -108,12 +109,13 @@ class FittingPrograms(Objective):
         self.probe_locally = compile_(self._probe_locally)
         self._scores = once(self._scores_at)
         num_scores = form.blocks.rows.shape[0] * space.size
-        self.second_derivatives: Callable[..., tuple[Array, Array]] = quick_jit(
-            self._second_derivatives, is_small=self.is_small and num_scores <= _MOST_QUICK_SCORES
+        apart = ApartPrograms(algorithm, form, self.form_at, self.log_prior, self._num_steps, self.is_small)
+        self._solve_apart = apart.solve
+        if self._evaluates_apart and self._cuts_evaluations:
+            self._evaluate_alone = apart.evaluate
+        self.second_derivatives = SecondDerivatives(
+            algorithm, self.form_at, self.log_prior, self._held_at, self.is_small and num_scores <= _MOST_QUICK_SCORES
         )
-        if self._evaluates_apart and form.num_rows <= costs.most_rows_apart:
-            apart = ApartPrograms(algorithm, form, self.form_at, self.log_prior, self._num_steps, self.tol)
-            self._evaluate_alone, self.second_derivatives = apart.evaluate, apart.second_derivatives
         self._fits_alone = quick_jit(
             self._fits,
             is_small=self.is_small and not runs_often,
@@ -151,6 +153,14 @@ class FittingPrograms(Objective):
     def _scores_at(self, data: object, fixed: dict[str, Array], search: SearchState) -> tuple[Array, Array]:
         scores = block_scores(self.algorithm, self.form_at(data, fixed), search.values, search.best.state)
         return scores, jax.hessian(lambda values: self.log_prior(data, fixed, values))(search.values)
+
+    def _held_at(self, data: object, fixed: dict[str, Array], values: Array, state: object) -> tuple[object, object]:
+        """A fit of the field and what it has at hand at its end, by a program of the search if there is one."""
+        if self._evaluates_apart and not self._cuts_evaluations:
+            found, held = self._evaluate_alone(data, fixed, values, state, self._field_tol)
+            return found.state, held
+        state, _, held = self._solve_apart(data, fixed, values, state, self._field_tol)
+        return state, held
 
     def _objective(self, data: object, fixed: dict[str, Array]) -> Callable[..., Evaluation]:
         """The objective with fields of the run's own tolerance, or of another one."""

@@ -131,12 +131,3 @@ class Objective:
             is_held=is_held,
             hyper_tol=self._hyper_tol,
         )
-
-    def _second_derivatives(
-        self, data: object, fixed: dict[str, Array], search: SearchState, *, is_rough: bool | Array
-    ) -> tuple[Array, Array]:
-        """Second derivatives of the objective at the best point of a search, where the algorithm knows them, as the sum
-        of two arrays; see :meth:`~numpyro_ext.infer.Algorithm.second_derivatives`."""
-        form_fn, state = self.form_at(data, fixed), search.best.state
-        complete, lost = self.algorithm.second_derivatives(form_fn, search.values, state, is_rough=is_rough)
-        return complete + jax.hessian(lambda values: self.log_prior(data, fixed, values))(search.values), lost

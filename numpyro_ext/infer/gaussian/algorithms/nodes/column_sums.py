@@ -107,17 +107,18 @@ def expected(
         top = jnp.max(terms, axis=1)
         masses = jnp.exp(terms - top[:, None])
         total = masses @ jnp.ones((len(nodes),), nodes.dtype)
-        masses = masses / total[:, None]
         away = nodes - some.shift[:, None] if nodes.ndim == 1 else nodes[:, 0]
-        of_each = top + jnp.log(total) + log_step, jnp.sum(masses * away, axis=1), jnp.sum(masses * away**2, axis=1)
-        masses = masses if some.number is None else masses * some.number[:, None]
+        first, second = (jnp.sum(masses * power, axis=1) / total for power in (away, away**2))
+        # outcomes are fewer numbers than masses to be divided by their sum
+        share = 1.0 / total if some.number is None else some.number / total
         outcomes, answers = [], []
         for k, table in enumerate(tables):
-            outcomes.append(_indicators(some, k, table).T @ masses)
+            outcomes.append((_indicators(some, k, table) * share[:, None]).T @ masses)
             if some.observed is None:
-                answers.append(jnp.ones((1, len(masses)), masses.dtype) @ masses)
+                answers.append(share[None] @ masses)
             else:
-                answers.append(some.observed[k].astype(masses.dtype).T @ masses)
+                answers.append((some.observed[k] * share[:, None]).T @ masses)
+        of_each = top + jnp.log(total) + log_step, first, second
         return of_each, (tuple(outcomes), tuple(answers))
 
     (log_evidence, first, second), (outcomes, answers) = _in_chunks(of, blocks, len(nodes), largest_chunk)

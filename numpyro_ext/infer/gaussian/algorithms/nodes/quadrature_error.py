@@ -17,7 +17,7 @@ WORTH_A_WORD = 1e-3
 """Error of the log evidence from which on it is told."""
 _ROUNDINGS = 4.0
 """Units in the last place by which the log evidence of a block may be off."""
-_MOST_QUICK_NUMBERS = 250_000
+_MOST_QUICK_NUMBERS = 2_000_000
 """Numbers in an evaluation up to which the last one, by a finer rule, is compiled as quickly as may be."""
 
 

@@ -362,13 +362,19 @@ def _log_probabilities(potential: Any, num_outcomes: int, eta: Array, parameters
     :param parameters: of the columns, in the order of the fields.
     """
     field = potential.outcomes().field
-    labels = jnp.asarray(getattr(potential, field))
+    labels = jnp.zeros(eta.shape[:1], jnp.asarray(getattr(potential, field)).dtype)
     changes = dict(zip(parameters_of(potential), parameters, strict=True))
+    return _table(dataclasses.replace(potential, **changes, **{field: labels}), eta, num_outcomes)
+
+
+@partial(jax.jit, static_argnums=2)  # traced once for all programs
+def _table(factors: Any, eta: Array, num_outcomes: int) -> Array:
+    """Log probability of each outcome of factors that have some other one, shape ``(K, G, Q)``."""
+    field = factors.outcomes().field
 
     def of(outcome: Array) -> Array:
-        label = jnp.broadcast_to(outcome, eta.shape[:1]).astype(labels.dtype)
-        factors = dataclasses.replace(potential, **changes, **{field: label})
-        return jax.vmap(factors.log_density, in_axes=1, out_axes=1)(eta)
+        label = jnp.full_like(getattr(factors, field), outcome)
+        return jax.vmap(dataclasses.replace(factors, **{field: label}).log_density, in_axes=1, out_axes=1)(eta)
 
     return jax.vmap(of)(jnp.arange(num_outcomes))
 
