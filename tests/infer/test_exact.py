@@ -237,6 +237,25 @@ def test_chains_side_by_side_hand_no_batch_of_large_matrices_to_a_library():
 
 
 @pytest.mark.thorough
+def test_the_first_step_of_chains_goes_to_a_draw_of_the_approximation():
+    """Outliers have slopes that would kick a chain to where the density of the model is lost to rounding."""
+
+    def outliers(y):
+        scale, center = numpyro.sample("scale", dist.HalfNormal(3.0)), numpyro.sample("center", dist.Normal(0.0, 5.0))
+        with numpyro.plate("groups", len(y)):
+            effect = numpyro.sample("effect", dist.Normal(center, scale))
+            numpyro.sample("y", dist.StudentT(2.0, effect, 0.5), obs=y)
+
+    y = np.array([0.1, -0.2, 8.0, 0.3, -7.0, 0.2, 0.5, -0.4])
+    engine = EP(outliers, progress_bar=False)
+    engine.run(random.key(0), y)
+    kernel = Rotations(PosteriorReparam(engine), 50, 0.8)
+    state = kernel.sample(kernel.init(random.key(1), 0), (y,), {})
+    assert np.all(np.isfinite(state.log_weight)) and np.all(np.abs(state.z[LATENT]) < 6.0)
+    assert kernel.sample(state, (y,), {}).num_steps.min() >= 2  # so that kicks would have had an effect
+
+
+@pytest.mark.thorough
 def test_short_chains_say_what_is_wrong(groups):
     right = _wrong(groups)
     try:

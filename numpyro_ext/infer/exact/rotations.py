@@ -162,10 +162,14 @@ class Rotations(MCMCKernel):
         # Behind turns without kicks a trajectory begins with a look at the slope where it is, and no step.
         is_stale = self._is_free(found, state.i - 1)
         num_gradients = num_steps + is_stale
+        # A chain without a density goes to a draw of the approximation: any place is taken, also one far out to which a
+        # kick from one draw would lead.
+        has_density = jnp.isfinite(state.log_weight)[:, None]
 
         def kicked(momentum: Array, angle: Array, place: Array, white: Array, slope: Array) -> Array:
             # the slope of the log weight over a normal about the center that the warm-up has found
-            return momentum + 0.5 * angle * (found.scale * (slope - white) + place)
+            kick = 0.5 * angle * (found.scale * (slope - white) + place)
+            return momentum + jnp.where(has_density, kick, 0.0)
 
         def turned(place: Array, momentum: Array, angle: Array) -> tuple[Array, Array, Array]:
             cos, sin = jnp.cos(angle), jnp.sin(angle)
