@@ -135,6 +135,7 @@ def test_gaussian_factors_are_their_own_sites_and_negative_precisions_are_replac
     mean = jnp.full(NUM_ROWS, 2.0)
     sites = hold(GaussianPosterior(both, precision, shift), mean)
     np.testing.assert_array_equal(sites.site_precision, precision.at[6].set(0.0))
+    assert sites.num_replaced == 1
     assert sites.site_shift[6] == pytest.approx(1.0 + 0.2 * 2.0)  # the slope at the mean stays
     exact = jnp.concatenate([jnp.full(4, 4.0), sites.site_precision[4:]])
     exact_shift = jnp.concatenate([4.0 * observation, sites.site_shift[4:]])

@@ -52,6 +52,10 @@ class Coordinates(Protocol):
     def left_out(self) -> tuple[str, ...]:
         """Latent sites on which nothing else depends, and what is computed from them."""
 
+    @property
+    def num_replaced(self) -> int:
+        """Number of site approximations of negative precision, in whose place stand tangents."""
+
     def values(self, white: Array) -> tuple[dict[str, Array], Array]:
         """Values of the sites, and their log volume per unit volume of the coordinates."""
 

@@ -233,6 +233,12 @@ class ExactSamples(MCMC):
             self.messages += (f"Held at the values of the fit, and not sampled: {named}.",)
         for message in self.messages:
             warn(message)
+        number = self._reparam.coordinates.num_replaced
+        if number:
+            self.messages += (
+                f"{number} site approximations of the fit have a negative precision; in the coordinates their tangents "
+                "at the mean stand for them, which costs steps and no exactness.",
+            )
         if of_fit:
             self.messages += (
                 f"Of the fit, in whose coordinates the chains are, it was said: {' '.join(of_fit)} The chains are "

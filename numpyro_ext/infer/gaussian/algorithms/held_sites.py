@@ -55,6 +55,8 @@ class HeldSites:
     """Shape ``(num_rows,)``."""
     reference: Any
     """The field at the hyperparameters of the fit, of a sparse precision; ``None`` of others."""
+    num_replaced: int | Array = 0
+    """Number of sites of negative precision, in whose place stand tangents."""
     is_by_root: bool = dataclasses.field(default=False, metadata={"static": True})
     """True if unknowns are made of normal numbers by a root with a derivative of its own, in the space of the fit."""
 
@@ -75,7 +77,10 @@ def hold(posterior: GaussianPosterior, mean: Array) -> HeldSites:
     _check(form)
     is_negative = precision < 0.0
     sites = HeldSites(
-        jnp.where(is_negative, 0.0, precision), jnp.where(is_negative, shift - precision * mean, shift), None
+        jnp.where(is_negative, 0.0, precision),
+        jnp.where(is_negative, shift - precision * mean, shift),
+        None,
+        jnp.sum(is_negative),
     )
     found = field_given(form, sites)
     if isinstance(found.posterior, SparsePosterior):

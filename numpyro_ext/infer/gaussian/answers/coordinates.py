@@ -58,6 +58,11 @@ class HyperCoordinates:
         """Latent sites that the coordinates do not move, and what is computed from them."""
         return self.reading.field
 
+    @property
+    def num_replaced(self) -> int:
+        """Number of site approximations of negative precision, in whose place stand tangents: there are none."""
+        return 0
+
     def values(self, white: Array) -> tuple[dict[str, Array], Array]:
         """Values of the sites in :attr:`names` and of given hyperparameters, and the log volume of those that are
         sampled per unit volume of the coordinates.
@@ -107,6 +112,11 @@ class FieldCoordinates(HyperCoordinates):
     def left_out(self) -> tuple[str, ...]:
         """Latent sites on which nothing else depends, and what is computed from them."""
         return self.reading.behind_predictive
+
+    @property
+    def num_replaced(self) -> int:
+        """Number of site approximations of negative precision, in whose place stand tangents."""
+        return int(self.sites.num_replaced)
 
     def values(self, white: Array) -> tuple[dict[str, Array], Array]:
         """Values as those of :class:`HyperCoordinates`, with the field."""
