@@ -166,14 +166,6 @@ def move(
     start = watched(states)
     deviation = jnp.std(start, 0)
     centred = (start - jnp.mean(start, 0)) / jnp.where(deviation > 0.0, deviation, 1.0)
-
-    def correlation(states: object) -> Array:
-        seen = watched(states)
-        now = seen - jnp.mean(seen, 0)
-        scale = jnp.std(now, 0)
-        each = jnp.mean(centred * now, 0) / jnp.where(scale > 0.0, scale, 1.0)
-        return jnp.max(each)
-
     # no number of moves brings the largest of many estimates below their noise
     wanted = max(movement.correlation, chance_correlation(number, start[0].size))
     most = movement.most_moves if movement.num_moves is None else movement.num_moves
@@ -182,45 +174,61 @@ def move(
     if keep_path:
         path_levels = path_levels.at[0].set(levels_of(states))
 
-    def goes_on(carry: Any) -> Any:
-        count, worst = carry[0], carry[5]
+    def goes_on(at: _Moving) -> Array:
         if movement.num_moves is not None:
-            return count < movement.num_moves
-        return (count < most) & ((count < min(_FIRST_MOVES, most)) | (worst > wanted))
+            return at.num_moves < movement.num_moves
+        return (at.num_moves < most) & ((at.num_moves < min(_FIRST_MOVES, most)) | (at.worst > wanted))
 
-    def once(carry: PyTree) -> PyTree:
-        count, states, log_scale, accepted, evaluations, worst, path, path_levels = carry
-        now = jnp.minimum(most_at_once, most - count)
+    def once(at: _Moving) -> _Moving:
+        now = jnp.minimum(most_at_once, most - at.num_moves)
         if movement.num_moves is None and most_at_once > 1:
-            now = jnp.minimum(now, _moves_left(count, worst, wanted))
-        keys = random.split(random.fold_in(rng_key, count), number)
-        states, acceptance, used = over_particles(lambda k, s: kernel.advance(k, s, log_scale, now), keys, states)
-        mean_acceptance = jnp.mean(acceptance)
+            now = jnp.minimum(now, _moves_left(at.num_moves, at.worst, wanted))
+        keys = random.split(random.fold_in(rng_key, at.num_moves), number)
+        states, acceptance, used = over_particles(lambda k, s: kernel.advance(k, s, at.log_scale, now), keys, at.states)
+        mean_acceptance, log_scale = jnp.mean(acceptance), at.log_scale
         goal = _ACCEPTANCE[movement.kernel]
         if goal:
             # in one dimension of many equal ones, acceptance falls with the logarithm of the step
-            change = jnp.clip(4.0 * (mean_acceptance - goal) / (count + 2.0) ** 0.5, -_MOST_CHANGE, _MOST_CHANGE)
+            change = jnp.clip(4.0 * (mean_acceptance - goal) / (at.num_moves + 2.0) ** 0.5, -_MOST_CHANGE, _MOST_CHANGE)
             log_scale = jnp.minimum(log_scale + change, kernel.largest_scale)
+        path, path_levels = at.path, at.path_levels
         if keep_path:
-            path = path.at[count].set(states[0])
-            path_levels = path_levels.at[count + 1].set(levels_of(states))
-        return (
-            count + now,
-            states,
-            log_scale,
-            accepted + now * mean_acceptance,
-            evaluations + jnp.sum(used),
-            correlation(states),
-            path,
-            path_levels,
-        )
+            path = path.at[at.num_moves].set(states[0])
+            path_levels = path_levels.at[at.num_moves + 1].set(levels_of(states))
+        accepted, evaluations = at.accepted + now * mean_acceptance, at.evaluations + jnp.sum(used)
+        worst = _largest_correlation(centred, watched(states))
+        return _Moving(at.num_moves + now, states, log_scale, accepted, evaluations, worst, path, path_levels)
 
     zero = jnp.zeros((), vectors.dtype)
-    carry = (jnp.zeros((), int), states, log_scale, zero, zero, jnp.ones((), vectors.dtype), path, path_levels)
-    count, states, log_scale, accepted, evaluations, worst, path, path_levels = lax.while_loop(goes_on, once, carry)
-    acceptance = accepted / jnp.maximum(count, 1)
-    levels = levels_of(states)
-    return Moved(states[0], levels, log_scale, count, acceptance, worst, evaluations, path, path_levels)
+    begun = _Moving(jnp.zeros((), int), states, log_scale, zero, zero, jnp.ones_like(zero), path, path_levels)
+    end = lax.while_loop(goes_on, once, begun)
+    acceptance, levels = end.accepted / jnp.maximum(end.num_moves, 1), levels_of(end.states)
+    found = end.states[0], levels, end.log_scale, end.num_moves, acceptance, end.worst, end.evaluations
+    return Moved(*found, end.path, end.path_levels)
+
+
+class _Moving(NamedTuple):
+    """Carry of the loop of :func:`move`."""
+
+    num_moves: Array
+    states: Any
+    """States of the kernel, of all particles."""
+    log_scale: Array
+    accepted: Array
+    """Sum over the moves of the mean acceptance."""
+    evaluations: Array
+    worst: Array
+    """Largest correlation with the start."""
+    path: Array
+    path_levels: Array
+
+
+def _largest_correlation(centred: Array, seen: Array) -> Array:
+    """The largest of the correlations of coordinates with where they were, standardised; ``(particles, coordinates)``
+    both."""
+    now = seen - jnp.mean(seen, 0)
+    scale = jnp.std(now, 0)
+    return jnp.max(jnp.mean(centred * now, 0) / jnp.where(scale > 0.0, scale, 1.0))
 
 
 def _moves_left(count: Array, worst: Array, wanted: float) -> Array:
