@@ -7,14 +7,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.scipy.special import log_ndtr, ndtr
+from jax.scipy.special import ndtr
 from jax.typing import ArrayLike
 
+from .....potentials.integrals.normal import truncated_normal
 from .....potentials.integrals.normal_interval import normal_interval
 from .....structure.bilinear.noisy.form import Cuts, NoisyBilinear
 from ..messages import Message, Moments, as_message, damped, divided, mean_of, nothing, times
-
-_HALF_LOG_2PI = 0.9189385332046727
 
 
 class StepMessages(NamedTuple):
@@ -51,16 +50,15 @@ def step_messages(sign: ArrayLike, first: Moments, second: Moments) -> StepMessa
     root = jnp.sqrt(total)
     sign = jnp.asarray(sign)
     z = sign * (first.mean - second.mean) / root
-    log_z = log_ndtr(z)
-    ratio = jnp.exp(-0.5 * z**2 - _HALF_LOG_2PI - log_z)
-    shift, shrink = sign * ratio / root, jnp.maximum(ratio * (z + ratio) / total, 0.0)
+    found = truncated_normal(z)
+    shift, shrink = sign * found.ratio / root, found.shrinkage / total
 
     def message(own: Moments, shift: Array) -> Message:
         # Never as a quotient of the new moments by the old, which rounds to a negative precision where z is large.
         left = 1.0 - own.variance * shrink
         return Message((shift + own.mean * shrink) / left, shrink / left)
 
-    return StepMessages(log_z, message(first, shift), message(second, -shift))
+    return StepMessages(found.log_mass, message(first, shift), message(second, -shift))
 
 
 def init(form: NoisyBilinear) -> CutState:
@@ -102,20 +100,36 @@ def _of_parents(cuts: Cuts, state: CutState) -> Message:
     return times(own, Message(*(jax.ops.segment_sum(x, cuts.parent, num) for x in state.parent)))
 
 
-def update(form: NoisyBilinear, state: CutState, value: Message, damping: Array) -> tuple[CutState, Array]:
-    """One visit of all steps and of the priors of the boundaries.
+def update(
+    form: NoisyBilinear, state: CutState, value: Message, damping: Array, *, num_visits: int
+) -> tuple[CutState, Array]:
+    """Visits of all steps and of the priors of the boundaries.
 
     :param Message value: what all else says of the value of each cell, shape ``(num_cells,)``.
     :param damping: share of new messages.
-    :return: the messages, and how many steps kept theirs, as the new ones would have been no Gaussians.
+    :param int num_visits: how many.
+    :return: the messages, and how many steps kept theirs in the last visit, as the new ones would have been no
+        Gaussians.
     """
-    num_boundaries = form.thresholds.shape[-1]
     if form.cuts is None:
-        return _update_known(form, state, value, damping)
+        found = state, jnp.asarray(0)
+        return lax.fori_loop(0, num_visits, lambda _, found: _update_known(form, found[0], value, damping), found)
+    # the products of all steps are summed once for the priors and for the next visit
+    start = state, boundaries(form, state), jnp.asarray(0)
+    state, _, skipped = lax.fori_loop(0, num_visits, lambda _, found: _visit(form, *found[:2], value, damping), start)
+    return state, skipped
+
+
+def _visit(
+    form: NoisyBilinear, state: CutState, said: Message, value: Message, damping: Array
+) -> tuple[CutState, Message, Array]:
+    """One visit, given the products of the messages of all steps to each element, and returning them."""
+    assert form.cuts is not None
+    num_boundaries = form.thresholds.shape[-1]
     sign = jnp.where(form.label[:, None] > jnp.arange(num_boundaries), 1.0, -1.0)
     seen = Message(*(x[:, None] + jnp.sum(y, 1, keepdims=True) for x, y in zip(value, state.value, strict=True)))
     first = divided(seen, state.value)
-    elements = times(boundaries(form, state), state.prior)
+    elements = times(said, state.prior)
     second = divided(Message(*(x[form.cuts.element] for x in elements)), state.boundary)
     is_sound = (first.precision > 0.0) & (second.precision > 0.0)
 
@@ -133,16 +147,16 @@ def update(form: NoisyBilinear, state: CutState, value: Message, damping: Array)
         return Message(*(jnp.where(is_valid, x + damping * (y - x), x) for x, y in zip(old, new, strict=True)))
 
     state = state._replace(value=moved(state.value, new_value), boundary=moved(state.boundary, new_boundary))
-    return _with_priors(form, state, damping), jnp.sum(~is_valid)
+    said = boundaries(form, state)
+    return _with_priors(form, state, said, damping), said, jnp.sum(~is_valid)
 
 
-def _with_priors(form: NoisyBilinear, state: CutState, damping: Array) -> CutState:
-    """Messages between the elements of the cut points and their prior means."""
+def _with_priors(form: NoisyBilinear, state: CutState, said: Message, damping: Array) -> CutState:
+    """Messages between the elements of the cut points, given those of all steps, and their prior means."""
     cuts = form.cuts
     assert cuts is not None
     if cuts.parent is None:
         return state
-    said = boundaries(form, state)
     has_said = said.precision > 0.0
     precision = jnp.where(has_said, said.precision, 1.0)
     up = as_message(Moments(said.shift / precision - cuts.mean, 1.0 / precision + cuts.variance))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from .....potentials.families.ordinal import CumulativeProbitPotential
 from .....structure.bilinear.form import Bilinear, GaussianSide
@@ -168,12 +168,7 @@ def levels_heard(
     :return: messages about boundaries, to predictors and to variances; how many stayed as they were, and how many
         variances went a part of their way.
     """
-    cuts, skipped = lax.fori_loop(
-        0,
-        _VISITS,
-        lambda _, found: cut_points.update(form, found[0], state.value, damping),
-        (state.cuts, jnp.asarray(0)),
-    )
+    cuts, skipped = cut_points.update(form, state.cuts, state.value, damping, num_visits=_VISITS)
     said = Message(jnp.sum(cuts.value.shift, 1), jnp.sum(cuts.value.precision, 1))
     has_said = said.precision > 0.0
     precision = jnp.where(has_said, said.precision, 1.0)

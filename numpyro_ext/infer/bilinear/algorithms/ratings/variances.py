@@ -75,7 +75,7 @@ def _exact_moments(x: Array, s: Array, k: Array, cavity: GammaMessage) -> tuple[
     """Mean and variance of the precision by the trapezoid rule in its logarithm, whose error is exponentially small.
 
     A coarse rule finds where the density is, a fine one integrates over that. One node of all cells comes after the
-    other, so that nothing is kept per node.
+    other.
     """
     a, b = cavity
     half_square = 0.5 * x**2
@@ -84,35 +84,29 @@ def _exact_moments(x: Array, s: Array, k: Array, cavity: GammaMessage) -> tuple[
     upper = jnp.log((a + 0.5) / b) + _right(_REACH / (a + 0.5))
     width = (upper - lower) / (_COARSE - 1)
 
-    def log_density(t: Array, precision: Array) -> Array:
-        variance = s + k / precision
-        return a * t - b * precision - half_square / variance - 0.5 * jnp.log(variance)
+    def exponent(t: Array, precision: Array) -> tuple[Array, Array]:
+        """Log density without its root, and what this is of: the precision of the difference."""
+        found = precision / (s * precision + k)
+        return a * t - b * precision - half_square * found, found
 
-    def look(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        t, precision, peak, top = carry
-        value = log_density(t, precision)
-        is_higher = value > top
-        return t + width, precision * ratio, jnp.where(is_higher, t, peak), jnp.maximum(top, value)
+    def look(place: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Array]:
+        t, precision = place
+        value, square = exponent(t, precision)
+        return (t + width, precision * ratio), value + 0.5 * jnp.log(square)
 
     ratio = jnp.exp(width)
-    before = lower, jnp.exp(lower), lower, jnp.full_like(lower, -jnp.inf)
-    _, _, peak, top = lax.fori_loop(0, _COARSE, look, before)
-
-    def narrow(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        t, precision, first, last = carry
-        is_inside = log_density(t, precision) > top - _REACH
-        first = jnp.where(is_inside, jnp.minimum(first, t), first)
-        return t + width, precision * ratio, first, jnp.where(is_inside, t, last)
-
-    _, _, first, last = lax.fori_loop(0, _COARSE, narrow, (lower, jnp.exp(lower), peak, peak))
-    lower, upper = jnp.maximum(lower, first - width), jnp.minimum(upper, last + width)
+    values = lax.scan(look, (lower, jnp.exp(lower)), length=_COARSE)[1]
+    top, is_inside = jnp.max(values, 0), values > jnp.max(values, 0) - _REACH
+    peak = lower + width * jnp.argmax(values, 0)
+    before, after = (jnp.argmax(x, 0) for x in (is_inside, is_inside[::-1]))
+    lower, upper = lower + width * jnp.maximum(before - 1, 0), upper - width * jnp.maximum(after - 1, 0)
     width = (upper - lower) / _NUM_NODES
     ratio, unit = jnp.exp(width), jnp.exp(peak)
 
     def add(_: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
         t, precision, total, first, second = carry
-        variance = s + k / precision
-        weight = jnp.exp(a * t - b * precision - half_square / variance - top) * lax.rsqrt(variance)
+        value, square = exponent(t, precision)
+        weight = jnp.exp(value - top) * jnp.sqrt(square)
         offset = precision / unit - 1.0
         return t + width, precision * ratio, total + weight, first + weight * offset, second + weight * offset**2
 
