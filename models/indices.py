@@ -39,10 +39,13 @@ def checked_indices(**indices: tuple[ArrayLike, int | None]) -> list[np.ndarray]
     return out
 
 
-def checked_outcomes(name: str, values: ArrayLike | None, num: int, size: int) -> ArrayLike | None:
+def checked_outcomes(
+    name: str, values: ArrayLike | None, num: int, size: int, *, is_ordered: bool = False
+) -> ArrayLike | None:
     """Outcomes ``0, ..., size - 1``, one for each of ``num`` comparisons, as an array; ``None`` where there are none.
 
-    What is not finite is left to the engine, which says how to leave it out.
+    Of ordered ones the message says how other numbers become levels. What is not finite is left to the engine, which
+    says how to leave it out.
     """
     if values is None or isinstance(values, jax.core.Tracer):
         return values
@@ -53,10 +56,16 @@ def checked_outcomes(name: str, values: ArrayLike | None, num: int, size: int) -
         raise ValueError(f"{name} must hold numbers, 0 to {size - 1}; got {array.dtype}.")
     wrong = np.isfinite(array) & ~np.isin(array, np.arange(size))
     if np.any(wrong):
-        known = " or ".join(map(str, range(size))) if size < 3 else f"0 to {size - 1}"
+        known, hint = " or ".join(map(str, range(size))) if size < 3 else f"0 to {size - 1}", ""
+        if is_ordered:
+            found = np.unique(array[np.isfinite(array)])
+            hint = (
+                f" np.unique({name}, return_inverse=True)[1] makes levels of the {found.size} values that occur: "
+                f"{found[0]:g} becomes 0, and {found[-1]:g} becomes {found.size - 1}."
+            )
         raise ValueError(
             f"{name} must be {known}; {int(wrong.sum())} of {num} are not, the first is {array[wrong][0]} at index "
-            f"{int(np.argmax(wrong))}."
+            f"{int(np.argmax(wrong))}.{hint}"
         )
     return values if isinstance(values, jax.Array) else array
 

@@ -194,7 +194,7 @@ def heteroscedastic_ratings(
         raise ValueError(f"num_levels must be 2 at least; got {num_levels}.")
     grid = jnp.linspace(-6.0, 6.0, num_levels - 1) if num_levels > 2 else jnp.zeros(1)
     user, item = checked_indices(user=(user, num_users), item=(item, num_items))
-    rating = checked_outcomes("rating", rating, len(user), num_levels)
+    rating = checked_outcomes("rating", rating, len(user), num_levels, is_ordered=True)
     means, variances = {}, {}
     for side in ("users", "items"):
         with numpyro.plate(f"components of {side}", rank):

@@ -8,6 +8,7 @@ draw, and the ratings of the newcomers are divided several times. Each draw is k
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,16 +27,20 @@ from numpyro_ext.design import (
 from numpyro_ext.infer import BilinearEP
 from numpyro_ext.models import heteroscedastic_ratings
 
+from ..baselines.rating_types import RatingTypes, entropy
 from ..harness import Study, kept_draws, mean_and_error, table_head
 from .ratings import ratings
 
 _DIVISIONS, _NUM_ITEMS, _LEAST, _JUDGED, _JUDGE_DRAWS = 5, 1000, 14, (0, 5), 4000
 _SIZES = {"rank": 10, "num_levels": 5}
+_NUM_QUERIES = 10
 _THESIS = {
     "HOMF-U": (-918, -928, -926, -920),
     "OMF-U": (-926, -927, -929, -926),
+    "BMM-U": (-989, -1001, -997, -988),
     "HOMF-I": (-1085, -1103, -1095, -1099),
     "OMF-I": (-1110, -1112, -1111, -1113),
+    "BMM-I": (-1160, -1186, -1171, -1170),
 }
 """Summed test log likelihood after ten queries of the first four strategies."""
 _RULES = ("100 draws", "20 points", "mode")
@@ -139,6 +144,55 @@ def learn(system: str, side: int, study: Callable[[], Study], seed: int) -> dict
     }
 
 
+def learn_types(side: int, seed: int) -> dict[str, Any]:
+    """Curves of ten types of people (or of films), on the same divisions of the ratings as :func:`learn`."""
+    data = cells()
+    newcomers = chosen(data[side], seed)
+    mine = np.isin(data[side], newcomers)
+    person, other, level = (x[mine] for x in (data[side], data[1 - side], data[2]))
+    person = np.searchsorted(newcomers, person)
+    known = [x[~mine] for x in (np.unique(data[side], return_inverse=True)[1], data[1 - side], data[2])]
+    known[0] = np.unique(known[0], return_inverse=True)[1]
+    sizes = {"num_items": int(data[1 - side].max()) + 1, "num_levels": 5, "num_types": 10}
+    types = RatingTypes.fitted(*known, **sizes, seed=seed)
+    counts = np.zeros((sizes["num_items"], 5))
+    np.add.at(counts, (known[1], known[2]), 1.0)
+    frequency = entropy(counts / np.maximum(counts.sum(1, keepdims=True), 1.0))[other]
+    strategies: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "information": lambda share: types.information(share, other),
+        "entropy": lambda share: entropy(types.levels(share, other)),
+        "entropy of frequencies": lambda share: frequency,
+        "random": lambda share: np.zeros(len(share)),
+    }
+    curves = np.zeros((3, len(strategies), _NUM_QUERIES + 1, _DIVISIONS))
+    for repeat, key in enumerate(random.split(random.key(seed), _DIVISIONS)):
+        order = np.lexsort((np.asarray(random.uniform(random.split(key, 3)[0], person.shape)), person))
+        rank = np.empty(person.size, int)
+        rank[order] = np.arange(person.size) - np.searchsorted(person[order], person[order])
+        is_held_out = (rank >= 1) & (rank < 4)
+        for number, score in enumerate(strategies.values()):
+            rng, is_used = np.random.default_rng((seed, repeat, number)), rank < 1
+            for step in range(_NUM_QUERIES + 1):
+                began = time.process_time()
+                share = types.shares(person[is_used], other[is_used], level[is_used], newcomers.size)[person]
+                found, truth = types.levels(share[is_held_out], other[is_held_out]), level[is_held_out]
+                curves[0, number, step, repeat] = np.sum(np.log(found[np.arange(truth.size), truth]))
+                curves[1, number, step, repeat] = np.sqrt(np.mean((found @ np.arange(5) - truth) ** 2))
+                values = np.where(is_used | is_held_out, -np.inf, score(share))
+                order = np.lexsort((rng.random(values.size), values, person))
+                last = np.searchsorted(person[order], np.arange(newcomers.size), side="right") - 1
+                is_used[order[last]] = True
+                curves[2, number, step, repeat] = time.process_time() - began
+    return {
+        "strategies": list(strategies),
+        "log_likelihood": curves[0].tolist(),
+        "error": curves[1].tolist(),
+        "seconds_of": np.median(curves[2], (1, 2)).tolist(),
+        "newcomers": int(newcomers.size),
+        "ratings": int(mine.sum()),
+    }
+
+
 def dense_round(study: Callable[[], Study], seed: int) -> dict[str, Any]:
     """CPU-seconds of a round in which 235 newcomers could be asked about each of 1000 films."""
     engine = fitted("HOMF", 0, seed, study().options.fits)
@@ -178,9 +232,12 @@ def report(work: Path) -> list[str]:
                 f"{mean_and_error(errors[number, -1], digits=3)} | {mean_and_error(gap, '+') if number else ''} | "
                 f"{seconds[number]:.2f} |"
             )
-        lost = [np.concatenate([one["lost"][rule] for one in kept]) for rule in _RULES]
-        losses.append(f"| {name} | {' | '.join(mean_and_error(x, digits=3) for x in lost)} |")
-        of_fits = ", ".join(f"{one['steps']}{'' if one['converged'] else ' (not settled)'}" for one in kept)
+        if "lost" in kept[0]:
+            lost = [np.concatenate([one["lost"][rule] for one in kept]) for rule in _RULES]
+            losses.append(f"| {name} | {' | '.join(mean_and_error(x, digits=3) for x in lost)} |")
+        of_fits = ", ".join(
+            f"{one['steps']}{'' if one['converged'] else ' (not settled)'}" for one in kept if "steps" in one
+        )
         print(f"{name}: iterations of fits {of_fits}; {kept[0]['newcomers']} newcomers, {kept[0]['ratings']} ratings")
     rounds = [f"{min(one['seconds']):.2f} CPU s, load {one['load']:.0f}" for one in kept_draws(work, "round")]
     return [*lines, "", *losses, "", f"A round of 235 newcomers and 1000 films each: {', '.join(rounds)}."]
@@ -190,6 +247,7 @@ def main() -> None:
     """Compute what is not kept, and print the tables."""
     sides = [(system, side) for side in range(2) for system in ("HOMF", "OMF")]
     experiments = {f"{system}-{'UI'[side]}": partial(learn, system, side, lambda: study) for system, side in sides}
+    experiments |= {f"BMM-{'UI'[side]}": partial(learn_types, side) for side in range(2)}
     experiments["round"] = partial(dense_round, lambda: study)
     study = Study(__doc__, experiments, draws={**dict.fromkeys(experiments, 2), "round": 1})
     study.parser.add_argument("--fits", type=Path, help="folder that keeps the fits of all others")

@@ -22,6 +22,7 @@ from numpyro_ext.datasets import data_path
 from numpyro_ext.infer import BilinearEP
 from numpyro_ext.models import heteroscedastic_ratings
 
+from ..baselines.rating_types import RatingTypes
 from ..harness import Study, blocks, mean_and_error, table
 
 _LEVELS, _RANK, _FEWEST, _TOL = 5, 10, 10, 1e-3
@@ -64,7 +65,7 @@ def fit(seed: int, system: str) -> dict[str, Any]:
     sizes, train, test = split(seed)
     start = time.process_time()
     if not _SYSTEMS[system][0]:
-        peer = rating_types(sizes, train, seed) if system == "BMM" else gaussian_values(sizes, train, seed, system)
+        peer = types_of_users(sizes, train, seed) if system == "BMM" else gaussian_values(sizes, train, seed, system)
         chance, found = peer(test), {}
     else:
         flags = _SYSTEMS[system][0]
@@ -86,21 +87,14 @@ def fit(seed: int, system: str) -> dict[str, Any]:
     }
 
 
-def rating_types(sizes: dict[str, Any], train: list[np.ndarray], seed: int) -> Callable[[list[np.ndarray]], np.ndarray]:
-    """Ten types of users with a table of levels for each item, at the mode by expectation maximisation; priors are
-    Dirichlet with one observation more in each place than a flat one."""
-    user, item, level = train
-    rng = np.random.default_rng(seed)
-    share = rng.dirichlet(np.ones(_RANK), sizes["num_users"])
-    for _ in range(200):
-        table = np.ones((sizes["num_items"], _LEVELS, _RANK))
-        np.add.at(table, (item, level), share[user])
-        table /= table.sum(1, keepdims=True)
-        log_share = np.tile(np.log((share.sum(0) + 1.0) / (share.shape[0] + _RANK)), (share.shape[0], 1))
-        np.add.at(log_share, user, np.log(table[item, level]))
-        share = np.exp(log_share - log_share.max(1, keepdims=True))
-        share /= share.sum(1, keepdims=True)
-    return lambda cells: np.einsum("cj,clj->cl", share[cells[0]], table[cells[1]])
+def types_of_users(
+    sizes: dict[str, Any], train: list[np.ndarray], seed: int
+) -> Callable[[list[np.ndarray]], np.ndarray]:
+    """Ten types of users with a table of levels for each item."""
+    numbers = {"num_items": sizes["num_items"], "num_levels": _LEVELS, "num_types": _RANK}
+    types = RatingTypes.fitted(*train, **numbers, seed=seed)
+    share = types.shares(*train, sizes["num_users"])
+    return lambda cells: types.levels(share[cells[0]], cells[1])
 
 
 def gaussian_values(

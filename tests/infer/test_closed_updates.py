@@ -386,7 +386,9 @@ def test_what_bounds_and_zeros_cannot_treat():
         BilinearVG(counts, bound="jaakkola").run(random.key(0), *LISTED, ones)
     with pytest.raises(ModelStructureError, match="need bound='jaakkola'"):
         BilinearVG(binary_factorization, unlisted_cells="zero").run(random.key(0), *LISTED, ones, **SIZES)
-    with pytest.raises(ModelStructureError, match="twice.*List each cell once"):
+    with pytest.raises(
+        ModelStructureError, match="cells are listed twice or more, the first in row 0 .*List each cell once"
+    ):
         twice = tuple(np.repeat(index, 2) for index in LISTED)
         options = {"bound": "jaakkola", "unlisted_cells": "zero"}
         BilinearVG(binary_factorization, **options).run(random.key(0), *twice, np.repeat(ones, 2), **SIZES)

@@ -114,10 +114,15 @@ def check_unlisted(
     for what, values in (("offset of the predictor", form.offset), ("exposure", exposure)):
         if varies(values):
             refuse(f"the {what} differs between cells", "Use dense counts and unlisted_cells='missing'.")
-    number = np.asarray(form.row_index) * form.columns.mean.shape[0] + np.asarray(form.column_index)
-    if np.unique(number).size != number.size:
+    rows, columns = (np.asarray(index).astype(np.int64) for index in (form.row_index, form.column_index))
+    cell, times = np.unique(rows * form.columns.mean.shape[0] + columns, return_counts=True)
+    if (again := cell[times > 1]).size:
         is_count = isinstance(potential, PoissonSoftplusPotential)
-        refuse("a cell is listed twice", "Add up its counts." if is_count else "List each cell once.")
+        refuse(
+            f"{again.size} cells are listed twice or more, the first in row {again[0] // form.columns.mean.shape[0]} "
+            f"and column {again[0] % form.columns.mean.shape[0]}",
+            "Add up its counts." if is_count else "List each cell once.",
+        )
     if form.common is not None and any(varies(column) for column in np.asarray(form.common.coefficients).T):
         refuse("coefficients of the predictor differ between cells", "Use all cells and unlisted_cells='missing'.")
 
