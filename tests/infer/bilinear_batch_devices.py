@@ -1,8 +1,8 @@
 """Batches on the devices of one or several processes, to be compared with batches on a single device.
 
 ``python -m tests.infer.bilinear_batch_devices FOLDER`` writes ``0.npz``; with ``--processes``, ``--process`` and
-``--port`` it joins others, each with rows of its own, and writes the file of its number. ``--killed`` ends process 1
-within an epoch, after process 0 has written its checkpoint.
+``--port`` it joins others, each with rows of its own, and writes the file of its number. ``--killed counts``
+ends process 1 after process 0 has written the checkpoint of an epoch, ``--killed pairs`` within an epoch of pairs.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import numpyro.distributions as dist
 
 from numpyro_ext.infer import BilinearVG, fit_batches
 from numpyro_ext.infer.bilinear.batches.checkpoints import BatchCheckpoints
+from numpyro_ext.infer.bilinear.batches.run import BatchRun
 from numpyro_ext.infer.front.files.archive import read_archive
 from numpyro_ext.models import binary_factorization, paired_symbols, poisson_factorization
 
@@ -118,23 +119,30 @@ def fits_over_columns(devices):
     return kept("columns", fitted, ("w", "z"))
 
 
-def fits_of_pairs(devices):
-    """Pairs of which some are censored, for one process; and outcomes with an unknown that all cells see."""
+def fits_of_pairs(devices, processes, checkpoint=None):
+    """Pairs of which some are censored; the last batch is of the first process alone."""
     tables = [
         {"pairs": np.stack([rows, columns, counts], axis=1), "num_users": num}
-        for rows, columns, counts, num in batches_of([0, 1])
+        for rows, columns, counts, num in batches_of(processes)
     ]
-    engine = BilinearVG(paired_symbols, bound="jaakkola", progress_bar=False, devices=devices, tol=1e-300)
+    options = {"bound": "jaakkola", "progress_bar": False, "devices": devices, "tol": 1e-300}
+    engine = BilinearVG(paired_symbols, field=["u", "b", "v", "g"], **options)
     sizes = {"num_items": NUM_COLUMNS, "rank": RANK, "num_censored": 300.0}
-    fitted = fit_batches(engine, jax.random.key(0), tables, over="u", num_epochs=4, **sizes)
-    out = kept("pairs", fitted, ("u", "v", "pi", "psi")) | {"tangent": np.asarray(fitted.background.tangent)}
+    options = {"over": "u", "num_epochs": 5, "checkpoint": checkpoint, **sizes}
+    fitted = fit_batches(engine, jax.random.key(0), iter(tables), **options)
+    out = kept("pairs", fitted, ("u", "v", "pi", "psi"))
+    return out | {"pairs tangent": np.asarray(fitted.background.tangent)}
+
+
+def fits_of_common(devices):
+    """Outcomes with an unknown that all cells see, of one process."""
     binary = [
         {"rows": rows, "cols": columns, "x": (counts > 2).astype(int), "num_rows": num}
         for rows, columns, counts, num in batches_of([0, 1])
     ]
     engine = BilinearVG(binary_factorization, bound="jaakkola", progress_bar=False, devices=devices, tol=1e-300)
     fitted = fit_batches(engine, jax.random.key(0), binary, over="u", num_epochs=3, **SIZES)
-    return out | kept("common", fitted, ("z", "u", "v"))
+    return kept("common", fitted, ("z", "u", "v"))
 
 
 def refusals(number):
@@ -198,13 +206,25 @@ def kill_within_an_epoch(first):
     BatchCheckpoints.write = write_or_die
 
 
+def kill_within_a_visit():
+    """End this process in the second visit of an epoch."""
+    visit = BatchRun.visit
+
+    def visit_or_die(self, number, **options):
+        if number == 1 and len(self.progress.trace) == KILLED_IN - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        visit(self, number, **options)
+
+    BatchRun.visit = visit_or_die
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--process", type=int, default=0)
     parser.add_argument("--port", type=int)
-    parser.add_argument("--killed", action="store_true")
+    parser.add_argument("--killed", choices=("counts", "pairs"))
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_disable_most_optimizations", True)
@@ -212,15 +232,19 @@ def main():
     if arguments.processes > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"localhost:{arguments.port}", arguments.processes, number)
-        if arguments.killed and number == 1:
-            kill_within_an_epoch(folder / f"checkpoint.0.{KILLED_IN % 2}")
+        if arguments.killed == "counts" and number == 1:
+            kill_within_an_epoch(folder / f"counts.0.{KILLED_IN % 2}")
+        if arguments.killed == "pairs" and number == 1:
+            kill_within_a_visit()
         epochs = record_epochs()
-        found = fits(jax.devices(), [number], folder / "checkpoint")
+        found = {} if arguments.killed == "pairs" else fits(jax.devices(), [number], folder / "counts")
+        found |= fits_of_pairs(jax.devices(), [number], folder / "pairs")
         found["epochs"] = np.array(epochs)
         (folder / f"{number}.json").write_text(json.dumps(refusals(number)))
     else:
         assert len(jax.devices()) == 4
-        found = fits(jax.devices(), [0, 1]) | fits_over_columns(jax.devices()) | fits_of_pairs(jax.devices())
+        found = fits(jax.devices(), [0, 1]) | fits_over_columns(jax.devices())
+        found |= fits_of_pairs(jax.devices(), [0, 1]) | fits_of_common(jax.devices())
     np.savez(folder / f"{number}.npz", **found)
 
 

@@ -16,7 +16,7 @@ from numpyro_ext.infer.bilinear.batches.checkpoints import BatchCheckpoints
 from numpyro_ext.infer.bilinear.batches.devices import BatchDevices
 from numpyro_ext.infer.bilinear.batches.processes import Processes
 from numpyro_ext.infer.front.files.archive import read_archive
-from tests.infer.bilinear_batch_devices import KILLED_IN, fits, fits_of_pairs, fits_over_columns
+from tests.infer.bilinear_batch_devices import KILLED_IN, fits, fits_of_common, fits_of_pairs, fits_over_columns
 from tests.processes import ROOT, module_command, run_in_two_processes, run_on_devices
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
@@ -28,7 +28,7 @@ def alone():
     """On the default device, all processes' batches joined."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*did not converge")
-        return fits(None, [0, 1]) | fits_over_columns(None) | fits_of_pairs(None)
+        return fits(None, [0, 1]) | fits_over_columns(None) | fits_of_pairs(None, [0, 1]) | fits_of_common(None)
 
 
 def compare(found, alone, names):
@@ -43,6 +43,12 @@ def test_four_devices(alone, tmp_path):
     with np.load(tmp_path / "0.npz") as found:
         assert set(found) == set(alone)
         compare(found, alone, alone)
+
+
+def epochs_of(folder, name):
+    """Epochs of which there are checkpoints, by process."""
+    files = [[folder / f"{name}.{number}.{turn}" for turn in range(2)] for number in range(2)]
+    return [sorted(read_archive(file)["num_steps"] for file in of_one) for of_one in files]
 
 
 SAID = {
@@ -65,23 +71,25 @@ TOLD = {
 @needs_float64
 @pytest.mark.slow
 def test_two_processes_with_rows_of_their_own_of_which_one_is_killed(alone, tmp_path):
-    """The second dies within an epoch, before it has written the checkpoint that the first has; all start again."""
-    run_in_two_processes(partial(module_command, MODULE, tmp_path, "--killed"), ends=(None, -signal.SIGKILL))
-    epochs = [
-        sorted(read_archive(tmp_path / f"checkpoint.{number}.{turn}")["num_steps"] for turn in range(2))
-        for number in range(2)
-    ]
-    assert epochs == [[KILLED_IN - 1, KILLED_IN], [KILLED_IN - 2, KILLED_IN - 1]]
+    """The second dies after an epoch, before it has written the checkpoint that the first has, and then within an epoch
+    of pairs; all start again."""
+    ends = None, -signal.SIGKILL
+    run_in_two_processes(partial(module_command, MODULE, tmp_path, "--killed", "counts"), ends=ends)
+    assert epochs_of(tmp_path, "counts") == [[KILLED_IN - 1, KILLED_IN], [KILLED_IN - 2, KILLED_IN - 1]]
+    run_in_two_processes(partial(module_command, MODULE, tmp_path, "--killed", "pairs"), ends=ends)
+    assert epochs_of(tmp_path, "pairs") == [[KILLED_IN - 2, KILLED_IN - 1]] * 2
     run_in_two_processes(partial(module_command, MODULE, tmp_path))
     for number in range(2):
         with np.load(tmp_path / f"{number}.npz") as found:
-            assert found["epochs"].tolist() == [KILLED_IN - 1]
-            compare(found, alone, set(found) - {"counts w", "epochs"})
+            assert found["epochs"].tolist() == [KILLED_IN - 1] * 2
+            own = {"counts w", "pairs u", "pairs pi"}
+            compare(found, alone, set(found) - own - {"epochs"})
+            assert {"pairs bound", "pairs trace", "pairs v", "pairs psi", "pairs tangent"} <= set(found)
             if number:
                 # A fit of these rows alone, to their optimum.
                 np.testing.assert_allclose(found["counts w"], alone["last w of process 1"], atol=1e-3)
             else:
-                compare(found, alone, ["counts w"])
+                compare(found, alone, own)
     first, second = (json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2))
     for name, text in SAID.items():
         assert text in first[name] and text in second[name]

@@ -17,9 +17,9 @@ from numpyro_ext.infer.bilinear.algorithms.schedules.visits import (
     SharedSelection,
     start_shared,
     start_visited,
+    with_equal_shares,
     with_shares_by_totals,
 )
-from numpyro_ext.infer.bilinear.batches.call import Call
 from numpyro_ext.infer.bilinear.batches.devices import BatchDevices
 from numpyro_ext.infer.bilinear.batches.parts import DividedBatch
 from numpyro_ext.infer.bilinear.batches.together import elsewhere_of, selected_of
@@ -93,8 +93,9 @@ def visit_and_sweep(engine, args, kwargs, *, num=3):
         first = SharedSelection.first(form.background.selection.columns)
         shared = shared._replace(selection=first._replace(listed=form.listed_counts()[1]))
     has_shared_tangent = is_censored or (engine.unlisted_cells == "zero" and options.zeros == "shared")
-    visited = start_visited(own, shared, has_shared_tangent=has_shared_tangent, num_own=len(state.rows.mean))
-    visited = with_shares_by_totals([visited])[0] if is_censored else visited
+    visited = start_visited(own, shared, has_shared_tangent=has_shared_tangent)
+    if is_censored:
+        visited = with_shares_by_totals([with_equal_shares(visited, shared.selection, len(state.rows.mean))])[0]
     sweep = jax.jit(lambda state: quadratic.sweep(form, state, options)[0])
     for _ in range(num):
         elsewhere = elsewhere_of([visited], 0)
@@ -356,9 +357,6 @@ def test_going_on_with_pairs(tmp_path):
 def test_pairs_that_are_not_for_batches():
     engine, batches = pairs_engine(), list(batches_of_pairs())
     options = {"over": "u", **PRIOR, **ITEMS}
-    reading, space, _ = engine._prepare(random.key(0), (), {**batches[0], **PRIOR, **ITEMS})
-    with pytest.raises(ValueError, match="'pairs' has censored pairs, in which the batches of one process are fitted"):
-        Call(engine, random.key(0), "u", 1, None, {}).check_reading(reading, space, is_alone=False)
     other = {**batches[1], "num_censored": 17.0}
     with pytest.raises(ValueError, match="num_censored is 17 in batch 1, counted from zero, and 800 in the first"):
         fit_batches(engine, random.key(0), [batches[0], other], **options)

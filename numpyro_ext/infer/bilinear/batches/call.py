@@ -45,12 +45,11 @@ class Call(NamedTuple):
                 "take zeros='by_row' or 'shared'."
             )
 
-    def check_reading(self, reading: BilinearReading, space: UnconstrainedSpace, is_alone: bool) -> None:
+    def check_reading(self, reading: BilinearReading, space: UnconstrainedSpace) -> None:
         """Refuse a model that cannot be fitted in batches.
 
         :param BilinearReading reading: of the first batch.
         :param UnconstrainedSpace space: of what would have to be learned.
-        :param bool is_alone: whether there is one process.
         """
         if space.names:
             raise ValueError(
@@ -71,11 +70,6 @@ class Call(NamedTuple):
             raise ValueError(
                 f"The first batch has one vector of {list(own)}, and whether all batches share {unclear} cannot be "
                 "told from it: begin with a batch of two or more, or name the vectors of both sides (field=[...])."
-            )
-        if reading.pair_sites is not None and not is_alone:
-            raise ValueError(
-                f"Site '{reading.pair_sites.name}' has censored pairs, in which the batches of one process are fitted: "
-                "give devices of this process, or use engine.run."
             )
         if reading.unlisted_cells == "zero" and not self.is_over_rows(reading) and not self.has_shared_tangent(reading):
             can_share = ", or zeros='shared'" if self.engine.bound == "jaakkola" else ""

@@ -27,6 +27,7 @@ from ..algorithms.schedules.visits import (
     SharedVectors,
     Visited,
     start_visited,
+    with_equal_shares,
     with_shares_by_totals,
 )
 from ..engine import BilinearVG
@@ -132,6 +133,8 @@ class BatchRun:
         sizes = Sizes(*map(max, zip(*found, strict=True))).rounded()
         same = self.processes.share(partial(self._store_batch, sizes), where)
         self.processes.check_equal(same)
+        if self._is_censored:
+            self._count_pairs()
         if not self._checkpoints.is_resumed and not self._is_censored:
             # Shared vectors that have seen other batches must not forget them before these have been visited.
             self.visit(number, moves_shared=self.call.init_state is None)
@@ -173,7 +176,7 @@ class BatchRun:
         else:
             reading, self._space, _ = engine._prepare(key, args, kwargs)
             self._reading = reading
-            self.call.check_reading(reading, self._space, self.processes.is_alone)
+            self.call.check_reading(reading, self._space)
         space = self._space
         programs, given = engine._programs(reading, space), (reading.data, space.fixed)
         form, start = programs.form(*given), programs.init_state(*given, key)
@@ -199,13 +202,8 @@ class BatchRun:
         reading, batch = self._read_last
         prepared, own = batch.prepare(sizes, is_filler=not self._has_next)
         self._store.append(prepared)
-        num_own, selection = None, self._shared.selection
-        if selection is not None:
-            num_own = batch.form.rows.mean.shape[0]
-            listed = selection.listed + batch.form.listed_counts()[1]
-            self._shared = self._shared._replace(selection=selection._replace(listed=listed))
         has_shared_tangent = self.call.has_shared_tangent(reading)
-        self._visited.append(start_visited(own, self._shared, has_shared_tangent=has_shared_tangent, num_own=num_own))
+        self._visited.append(start_visited(own, self._shared, has_shared_tangent=has_shared_tangent))
         if self._has_next:
             self._last = self.num_batches - 1, reading, batch
         leaves, structure = jax.tree.flatten_with_path(prepared)
@@ -213,11 +211,27 @@ class BatchRun:
         text = hashlib.sha256(str(structure).encode()).hexdigest()[:16]
         return {"Structure of a batch (of a single cell it is another: give two or more)": text, **shapes}
 
+    def _count_pairs(self) -> None:
+        """Vectors and listed pairs of the batch that was read last, of all processes."""
+        selection = self._shared.selection
+        assert selection is not None
+        form = self._read_last[1].form
+        own = np.array([form.rows.mean.shape[0], *form.listed_counts()[1]]) * self._has_next
+        num_own, *listed = self._devices.of_all_processes(own).sum(0)
+        self._visited[-1] = with_equal_shares(self._visited[-1], selection, num_own)
+        self._shared = self._shared._replace(selection=selection._replace(listed=selection.listed + np.array(listed)))
+
     def _described(self) -> Record:
         """Options that are the same in all processes."""
         call, families, prior = self.call, self._engine._families(self._reading), self._form.columns
         assert isinstance(prior, GaussianSide)
-        return {
+        background, censored = self._form.background, {}
+        if background is not None and background.selection is not None:
+            censored = {
+                "num_censored": float(background.exposure),
+                "Prior of the selection of shared vectors (sums)": _sums(background.selection.columns),
+            }
+        return censored | {
             "over": call.over,
             "num_epochs": call.num_epochs,
             "tol": call.engine._tolerance(),

@@ -179,28 +179,29 @@ def start_shared(
     return SharedVectors(block, step, Factor.of_prior(prior), common, common_total)
 
 
-def start_visited(
-    own: Block, shared: SharedVectors, *, has_shared_tangent: bool = False, num_own: int | None = None
-) -> Visited:
+def start_visited(own: Block, shared: SharedVectors, *, has_shared_tangent: bool = False) -> Visited:
     """Before the first visit of a batch.
 
     :param Block own: its vectors.
     :param bool has_shared_tangent: whether all batches share the tangent of unlisted zeros.
-    :param int num_own: number of vectors, without those that only fill up, where pairs are censored.
     """
     dtype = own.mean.dtype
     factor, common = jax.tree.map(jnp.zeros_like, (shared.total, shared.common_total))
-    step, zero = jnp.full(own.mean.shape[:-1], 0.5, dtype), jnp.zeros((), dtype)
+    step = jnp.full(own.mean.shape[:-1], 0.5, dtype)
     found = Visited(OwnVectors(own, step), factor, jnp.full((), -jnp.inf, dtype), common)
-    if has_shared_tangent:
-        found = found._replace(left=jnp.zeros(3, dtype))
-    if shared.selection is None or num_own is None:
-        return found
-    share, nothing = jnp.log(jnp.full((), num_own, dtype)), jnp.zeros_like(shared.selection.log_shares)
-    vectors = OwnVectors(own, step, jnp.full_like(step, -share), jnp.zeros_like(step))
-    return found._replace(
-        own=vectors, selection=BatchSelection(share, share, zero, nothing, SelectionTerms(zero, zero, zero))
-    )
+    return found._replace(left=jnp.zeros(3, dtype)) if has_shared_tangent else found
+
+
+def with_equal_shares(start: Visited, selection: SharedSelection, num_own: ArrayLike) -> Visited:
+    """The start of a batch of pairs of which some are censored.
+
+    :param num_own: number of its vectors, without those that only fill up.
+    """
+    step, nothing = start.own.step, jnp.zeros_like(selection.log_shares)
+    share, zero = jnp.log(jnp.asarray(num_own, step.dtype)), jnp.zeros((), step.dtype)
+    own = start.own._replace(log_shares=jnp.full_like(step, -share), counts=jnp.zeros_like(step))
+    terms = SelectionTerms(zero, zero, zero)
+    return start._replace(own=own, selection=BatchSelection(share, share, zero, nothing, terms))
 
 
 def with_shares_by_totals(visited: list[Visited]) -> list[Visited]:
