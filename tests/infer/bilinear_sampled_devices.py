@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from numpyro_ext.infer import BilinearVG
 from numpyro_ext.infer.bilinear.algorithms.schedules.devices import BY_ROW, SeveralDevices
@@ -28,7 +29,7 @@ def on_one_device(num_parts):
             def change_part(spec, part):
                 return jax.tree.map(lambda x: change(x, spec == BY_ROW), part)
 
-            return jax.tree.map(change_part, specs, trees, is_leaf=lambda x: isinstance(x, jax.P))
+            return jax.tree.map(change_part, specs, trees, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
         def run(*arguments):
             axes = by_prefix(lambda x, is_divided: 0 if is_divided else None, in_specs, arguments)

@@ -20,9 +20,11 @@ from numpyro_ext.infer.bilinear.algorithms.schedules.visits import (
     with_equal_shares,
     with_shares_by_totals,
 )
+from numpyro_ext.infer.bilinear.algorithms.sweeps import without_cells
+from numpyro_ext.infer.bilinear.batches import run as batch_run
 from numpyro_ext.infer.bilinear.batches.devices import BatchDevices
 from numpyro_ext.infer.bilinear.batches.parts import DividedBatch
-from numpyro_ext.infer.bilinear.batches.together import elsewhere_of, selected_of
+from numpyro_ext.infer.bilinear.batches.together import after_silent_step, elsewhere_of, selected_of
 from numpyro_ext.models import binary_factorization, paired_symbols
 from numpyro_ext.structure import ModelStructureError
 from tests.infer.bilinear_forms import REFERENCE
@@ -93,13 +95,14 @@ def visit_and_sweep(engine, args, kwargs, *, num=3):
         first = SharedSelection.first(form.background.selection.columns)
         shared = shared._replace(selection=first._replace(listed=form.listed_counts()[1]))
     has_shared_tangent = is_censored or (engine.unlisted_cells == "zero" and options.zeros == "shared")
-    visited = start_visited(own, shared, has_shared_tangent=has_shared_tangent)
+    visited = start_visited(own, shared, has_shared_tangent=has_shared_tangent, form=prepared.form)
     if is_censored:
         visited = with_shares_by_totals([with_equal_shares(visited, shared.selection, len(state.rows.mean))])[0]
-    sweep = jax.jit(lambda state: quadratic.sweep(form, state, options)[0])
+    sweep = jax.jit(lambda state: quadratic.sweep(form, state, options, with_gauge=True)[0])
     for _ in range(num):
         elsewhere = elsewhere_of([visited], 0)
         visited, shared = devices.visit(prepared, visited, shared, Moves(True, True), elsewhere, options)
+        (visited,), shared = after_silent_step([visited], shared, without_cells(form))
         state = sweep(state)
     found = batch.in_order(visited.own.block), shared.block, shared.common
     expected = state.rows, state.columns, state.common
@@ -169,6 +172,35 @@ def test_batches_end_where_all_data_together_end(kind, axis, options):
     again = fit_batches(engine, random.key(3), batches, **given)
     np.testing.assert_allclose(float(again.log_evidence), float(fitted.log_evidence), rtol=1e-7)
     assert again.diagnostics.objective_trace[1] > fitted.diagnostics.objective_trace[1]
+
+
+def exact_values(rows, cols, x, num_rows):
+    with numpyro.plate("rows", num_rows):
+        u = numpyro.sample("u", dist.Normal(0.0, 0.9).expand([RANK]).to_event(1))
+    with numpyro.plate("cols", NUM_COLS):
+        v = numpyro.sample("v", dist.Normal(0.0, 1.1).expand([RANK]).to_event(1))
+    numpyro.sample("x", dist.Normal((u[rows] * v[cols]).sum(-1), 0.05), obs=x)
+
+
+@needs_float64
+@thorough
+def test_directions_in_which_data_are_silent(monkeypatch):
+    """Values without much noise say what products are, and nothing else moves the sizes of both sides."""
+    rng = np.random.default_rng(3)
+    rows, cols = np.divmod(np.arange(NUM_ROWS * NUM_COLS), NUM_COLS)
+    u, v = rng.normal(size=(NUM_ROWS, RANK)), rng.normal(size=(NUM_COLS, RANK))
+    x = (u[rows] * v[cols]).sum(-1) + 0.05 * rng.normal(size=rows.size)
+    batches = [tuple(batch.values()) for batch in divided((rows, cols, x), EDGES)]
+    engine = BilinearVG(exact_values, covariance="full", tol=1e-8, progress_bar=False, num_restarts=0)
+    fitted = fit_batches(engine, random.key(1), batches, over="u", num_epochs=100)
+    engine.run(random.key(0), rows, cols, x, NUM_ROWS)
+    assert fitted.diagnostics.converged
+    assert fitted.diagnostics.num_steps < engine.diagnostics.num_steps + 10
+    np.testing.assert_allclose(float(fitted.log_evidence), float(engine.log_evidence), rtol=1e-6)
+    monkeypatch.setattr(batch_run, "after_silent_step", lambda visited, shared, form: (visited, shared))
+    with pytest.warns(UserWarning, match="did not converge"):
+        without = fit_batches(engine, random.key(1), batches, over="u", num_epochs=100)
+    assert float(without.log_evidence) < float(fitted.log_evidence) - 1.0
 
 
 @needs_float64

@@ -2,59 +2,124 @@ r"""The exact step of a bilinear posterior along the directions in which the dat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ....linalg.cholesky import cholesky, inverse_lower
 from ....structure.bilinear.form import Bilinear, CoupledSide, GaussianSide, Side
 from .cells import Block, over_devices
+from .cells import Side as SideName
 from .incidence import CoupledBlock, SideBlock, white_size
+
+
+class SideMoments(NamedTuple):
+    """What the step depends on of a side, or of some of its vectors."""
+
+    size: Array
+    """Sums of the second moments of the paired components in units of their priors, shape ``(k,)``."""
+    moment: Array | None
+    """Sum of the second moments, shape ``(k, k)``, where covariances are full or points."""
+    precision: tuple[Array, Array]
+    """The least and the largest precision of the priors."""
+    num_entropies: Array
+    """Number of vectors that have a covariance."""
+    num_hindrances: Array
+    """Number of linear terms, prior means and correlations of the paired components that are not zero."""
+    coupling: Array
+    """Coefficients of the products, shape ``(k,)``."""
+
+    def cost_of(self, transform: Array) -> Array:
+        """Change of the divergence from the priors by a transform."""
+        size = jnp.sum(self.size * jnp.diagonal(transform) ** 2)
+        if self.moment is not None:
+            whole = self.precision[1] * jnp.sum((transform @ self.moment) * transform)
+            size = jnp.where(_is_constant(*self.precision), whole, size)
+        return 0.5 * (size - jnp.sum(self.size)) - self.num_entropies * jnp.linalg.slogdet(transform)[1]
+
+
+def side_moments(form: Bilinear, block: SideBlock, side: SideName, axis_name: str | None = None) -> SideMoments | None:
+    """Moments of a side, ``None`` where there are no paired components that may be transformed.
+
+    :param Bilinear form: the model.
+    :param block: posterior of the side.
+    :param str side: ``"rows"`` or ``"columns"``.
+    :param str axis_name: of the axis of devices between which the vectors are divided, if they are.
+    """
+    k = _num_paired(form)
+    if k == 0:
+        return None
+    prior, linear = (form.rows, form.row_linear) if side == "rows" else (form.columns, form.column_linear)
+    moment, least, most = None, jnp.zeros(()), jnp.zeros(())
+    if _is_full(block):
+        precision = _paired_precision(prior, k)
+        moment, least, most = jnp.sum(_second_moment(block, prior, k), 0), jnp.min(precision), jnp.max(precision)
+    if axis_name is not None:
+        least, most = lax.pmin(least, axis_name), lax.pmax(most, axis_name)
+    sums = _size_in_prior(block, prior, k), moment, _num_entropies(block, prior), _num_hindrances(prior, k)
+    size, moment, num_entropies, num_hindrances = over_devices(sums, axis_name)
+    num_hindrances += jnp.sum(linear[:, :k] != 0.0)
+    return SideMoments(size, moment, (least, most), num_entropies, num_hindrances, form.coupling[0])
+
+
+def joined_moments(parts: Sequence[SideMoments]) -> SideMoments:
+    """Moments of all vectors of a side, from those of parts of them."""
+    first = parts[0]
+    size, moment, num_entropies, num_hindrances = (
+        jax.tree.map(lambda *x: sum(x), *found)
+        for found in zip(*((p.size, p.moment, p.num_entropies, p.num_hindrances) for p in parts), strict=True)
+    )
+    least, most = zip(*(p.precision for p in parts), strict=True)
+    num_hindrances += sum(jnp.sum(p.coupling != first.coupling) for p in parts)
+    precision = jnp.min(jnp.stack(least)), jnp.max(jnp.stack(most))
+    return SideMoments(size, moment, precision, num_entropies, num_hindrances, first.coupling)
+
+
+def best_transforms(rows: SideMoments, columns: SideMoments) -> tuple[Array, Array]:
+    r"""The best matrix for rows, and the one for columns that leaves all products as they are.
+
+    With :math:`P = \sum_r E u u^\top / \sigma_u^2`, :math:`Q` likewise and ``n`` the difference in the numbers of
+    vectors that have a covariance, the first one, ``X``, maximises
+    :math:`-\tfrac12 \operatorname{tr} X P X^\top - \tfrac12 \operatorname{tr} X^{-\top} Q X^{-1} + n \log |X|`. It is
+    any matrix if the priors of the paired components are isotropic and independent, and the covariances full or points;
+    else a diagonal one. Where the transformation does not apply (linear terms or prior means in paired components, a
+    coupling that differs, or priors correlated beyond them), it is the identity.
+    """
+    scale, dtype = rows.coupling, rows.size.dtype
+    excess = jnp.asarray(rows.num_entropies - columns.num_entropies, dtype)
+    # per component, with precisions of their own
+    transform = jnp.diag(jnp.sqrt(_positive_root(rows.size, columns.size, excess)))
+    if rows.moment is not None and columns.moment is not None:
+        full = _best_transform(rows.precision[1] * rows.moment, columns.precision[1] * columns.moment, excess)
+        is_isotropic = _is_constant(*rows.precision) & _is_constant(*columns.precision)
+        is_isotropic &= _is_constant(jnp.min(scale), jnp.max(scale))
+        transform = jnp.where(is_isotropic & jnp.all(jnp.isfinite(full)), full, transform)
+    applies = (rows.num_hindrances + columns.num_hindrances == 0) & jnp.all(scale != 0.0)
+    applies &= jnp.all(jnp.isfinite(transform))
+    identity = jnp.eye(scale.size, dtype=dtype)
+    transform = jnp.where(applies, transform, identity)
+    back = jnp.linalg.inv(transform).T * (scale[None, :] / scale[:, None])
+    return transform, jnp.where(applies, back, identity)
 
 
 def gauge_step(
     form: Bilinear, rows: SideBlock, columns: SideBlock, *, axis_name: str | None = None
 ) -> tuple[SideBlock, SideBlock]:
-    r"""The best ``X``: any matrix if the priors of the paired components are isotropic and independent, and the
-    covariances full or points; else a diagonal one.
-
-    With :math:`P = \sum_r E u u^\top / \sigma_u^2`, :math:`Q` likewise and ``n`` the difference in the numbers of
-    vectors that have a covariance, it maximises
-    :math:`-\tfrac12 \operatorname{tr} X P X^\top - \tfrac12 \operatorname{tr} X^{-\top} Q X^{-1} + n \log |X|`.
-
-    Where the transformation does not apply (no paired components, linear terms or prior means in them, a coupling that
-    differs between cells or priors correlated beyond them), it is the identity.
+    """Both sides after the best transform, see :func:`best_transforms`; as they are where none may be transformed.
 
     :param Bilinear form: the model.
     :param Block rows: posterior of the rows.
     :param Block columns: of the columns.
     :param str axis_name: of the axis of devices between which the rows are divided, if they are.
-    :return: both, transformed.
     """
-    k = _num_paired(form)
-    if k == 0:
+    of_rows, of_columns = side_moments(form, rows, "rows", axis_name), side_moments(form, columns, "columns")
+    if of_rows is None or of_columns is None:
         return rows, columns
-    scale = form.coupling[0]
-    num_rows = over_devices(_num_entropies(rows, form.rows), axis_name)
-    excess = jnp.asarray(num_rows - _num_entropies(columns, form.columns), rows.mean.dtype)
-    # per component, with precisions of their own
-    p, q = over_devices(_size_in_prior(rows, form.rows, k), axis_name), _size_in_prior(columns, form.columns, k)
-    stretch = _positive_root(p, q, excess)
-    transform = jnp.diag(jnp.sqrt(stretch))
-    if _is_full(rows) and _is_full(columns):
-        row_moment, column_moment = _second_moment(rows, form.rows, k), _second_moment(columns, form.columns, k)
-        row_precision, column_precision = _paired_precision(form.rows, k), _paired_precision(form.columns, k)
-        full = _best_transform(
-            row_precision[0, 0] * over_devices(jnp.sum(row_moment, 0), axis_name),
-            column_precision[0, 0] * jnp.sum(column_moment, 0),
-            excess,
-        )
-        is_isotropic = _is_constant(row_precision, axis_name) & _is_constant(column_precision) & _is_constant(scale)
-        transform = jnp.where(is_isotropic & jnp.all(jnp.isfinite(full)), full, transform)
-    applies = _applies(form, k, axis_name) & jnp.all(jnp.isfinite(transform))
-    transform = jnp.where(applies, transform, jnp.eye(k, dtype=transform.dtype))
-    inverse = jnp.linalg.inv(transform).T
-    back = inverse * (scale[None, :] / scale[:, None])
-    return _transformed(rows, transform), _transformed(columns, jnp.where(applies, back, jnp.eye(k, dtype=back.dtype)))
+    transform, back = best_transforms(of_rows, of_columns)
+    return transformed(rows, transform), transformed(columns, back)
 
 
 def gauge_residual(form: Bilinear, rows: Block, columns: Block) -> Array:
@@ -114,19 +179,8 @@ def _paired_precision(prior: Side, k: int) -> Array:
     return prior.diagonal[:, :k]
 
 
-def _is_constant(x: Array, axis_name: str | None = None) -> Array:
-    """On all devices of the axis."""
-    least, most = jnp.min(x), jnp.max(x)
-    if axis_name is not None:
-        least, most = lax.pmin(least, axis_name), lax.pmax(most, axis_name)
-    return most - least <= 8 * jnp.finfo(x.dtype).eps * jnp.maximum(jnp.abs(least), jnp.abs(most))
-
-
-def _applies(form: Bilinear, k: int, axis_name: str | None) -> Array:
-    """True if nothing but the products and independent priors with mean zero know of the paired components."""
-    num_hindrances = [over_devices(_num_hindrances(form.rows, k), axis_name), _num_hindrances(form.columns, k)]
-    num_hindrances += [jnp.sum(linear[:, :k] != 0.0) for linear in (form.row_linear, form.column_linear)]
-    return jnp.all(form.coupling != 0.0) & (sum(num_hindrances) == 0)
+def _is_constant(least: Array, most: Array) -> Array:
+    return most - least <= 8 * jnp.finfo(most.dtype).eps * jnp.maximum(jnp.abs(least), jnp.abs(most))
 
 
 def _num_hindrances(prior: Side, k: int) -> Array:
@@ -158,8 +212,8 @@ def _positive_root(p: Array, q: Array, excess: Array) -> Array:
     return jnp.where(excess > 0.0, (excess + root) / (2.0 * p), 2.0 * q / (root - jnp.minimum(excess, 0.0)))
 
 
-def _transformed(block: SideBlock, transform: Array) -> SideBlock:
-    """The first components times a matrix; it is diagonal where the components are independent."""
+def transformed(block: SideBlock, transform: Array) -> SideBlock:
+    """Vectors whose first components are multiplied by a matrix, which is diagonal where these are independent."""
     k, size = transform.shape[0], block.mean.shape[1]
     mean = block.mean.at[:, :k].set(block.mean[:, :k] @ transform.T)
     if isinstance(block, CoupledBlock):

@@ -38,8 +38,9 @@ def fit_batches(
 
     Where updates of ``engine`` are closed (Normal observations, ``bound="jaakkola"`` or ``"bohning"``) a visit is a
     sweep over its batch, and one over all data if there is one batch; Gaussian sites that all cells see are shared,
-    too. The exact step along directions in which data are silent is left out, so that more epochs are needed than
-    sweeps where there are such directions.
+    too. After each epoch comes the exact step along directions in which data are silent, by moments of the vectors of
+    all batches, but not where pairs are censored. With other updates more epochs are needed than sweeps where there are
+    such directions.
 
     Unlisted zeros (``unlisted_cells="zero"``) are those of the rows of a batch, with tangents ``zeros="by_row"`` or
     ``"shared"``, which then is that of all batches; with tangents by row batches are of rows.
@@ -49,7 +50,7 @@ def fit_batches(
     Of censored pairs (:class:`~numpyro_ext.distributions.CensoredPairs`) a batch has some rows or columns and all of
     their pairs, and ``num_censored`` is that of *all* pairs in every batch. The shares of the batches in what is
     censored are renewed after each epoch, all else in each visit. Nothing is visited while batches are read, and the
-    values of the trace need not rise. They are fitted by one process.
+    values of the trace need not rise.
 
     Hyperparameters are given and not learned: fit some of the batches with ``engine.run`` first, and pass what it
     learned.

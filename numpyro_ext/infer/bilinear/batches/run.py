@@ -37,7 +37,7 @@ from .checkpoints import BatchCheckpoints, Progress
 from .devices import BatchDevices
 from .parts import BatchStore, DividedBatch, Sizes
 from .processes import Processes, Record
-from .together import check_alike, elsewhere_of, objective_of, selected_of
+from .together import after_silent_step, check_alike, elsewhere_of, objective_of, selected_of
 
 
 class BatchRun:
@@ -203,7 +203,8 @@ class BatchRun:
         prepared, own = batch.prepare(sizes, is_filler=not self._has_next)
         self._store.append(prepared)
         has_shared_tangent = self.call.has_shared_tangent(reading)
-        self._visited.append(start_visited(own, self._shared, has_shared_tangent=has_shared_tangent))
+        form = None if self._closed is None else prepared.form
+        self._visited.append(start_visited(own, self._shared, has_shared_tangent=has_shared_tangent, form=form))
         if self._has_next:
             self._last = self.num_batches - 1, reading, batch
         leaves, structure = jax.tree.flatten_with_path(prepared)
@@ -216,10 +217,11 @@ class BatchRun:
         selection = self._shared.selection
         assert selection is not None
         form = self._read_last[1].form
-        own = np.array([form.rows.mean.shape[0], *form.listed_counts()[1]]) * self._has_next
-        num_own, *listed = self._devices.of_all_processes(own).sum(0)
-        self._visited[-1] = with_equal_shares(self._visited[-1], selection, num_own)
-        self._shared = self._shared._replace(selection=selection._replace(listed=selection.listed + np.array(listed)))
+        listed = np.asarray(form.listed_counts()[1])
+        own = np.append(listed, form.rows.mean.shape[0]).astype(listed.dtype) * self._has_next
+        of_all = own if self.processes.is_alone else self._devices.of_all_processes(own).sum(0)
+        self._visited[-1] = with_equal_shares(self._visited[-1], selection, of_all[-1])
+        self._shared = self._shared._replace(selection=selection._replace(listed=selection.listed + of_all[:-1]))
 
     def _described(self) -> Record:
         """Options that are the same in all processes."""
@@ -284,7 +286,7 @@ class BatchRun:
         if self._checkpoints.is_resumed:
             self.processes.share(self._resume, "while it read its checkpoint")
         elif not self._is_censored:
-            self.end_epoch()
+            self.end_epoch(moves_shared=self.call.init_state is None)
         else:
             self._visited = jax.tree.map(np.asarray, with_shares_by_totals(self._visited))
         self._has_begun = True
@@ -293,8 +295,10 @@ class BatchRun:
                 self.visit(number, moves_shared=False, moves_shares=True)
             self.end_epoch()
 
-    def end_epoch(self) -> None:
-        """Find the objective, and write a checkpoint."""
+    def end_epoch(self, *, moves_shared: bool = True) -> None:
+        """Move along directions in which data are silent, find the objective, and write a checkpoint."""
+        if moves_shared:
+            self._visited, self._shared = after_silent_step(self._visited, self._shared, self._form)
         self.progress.advance(self.objective(), self.call.engine._tolerance())
         if self._is_censored:
             self._visited = jax.tree.map(np.asarray, with_shares_by_totals(self._visited))

@@ -10,8 +10,11 @@ import numpy as np
 from jax import Array
 
 from ....structure.bilinear.form import Bilinear, GaussianSide
+from ..algorithms.cells import Block
+from ..algorithms.gauge import SideMoments, best_transforms, joined_moments, side_moments, transformed
+from ..algorithms.incidence import SideBlock
 from ..algorithms.quadratic import Elsewhere
-from ..algorithms.schedules.visits import SharedSelection, SharedVectors, Visited
+from ..algorithms.schedules.visits import Factor, SharedSelection, SharedVectors, Visited
 from ..algorithms.selection import Selected, SelectionTerms
 
 
@@ -38,6 +41,37 @@ def elsewhere_of(visited: list[Visited], number: int) -> Elsewhere | None:
     return Elsewhere(left, values, share, jnp.asarray(one.selection.log_share))
 
 
+def after_silent_step(
+    visited: list[Visited], shared: SharedVectors, form: Bilinear
+) -> tuple[list[Visited], SharedVectors]:
+    """All batches and what they share after the exact step along directions in which data are silent.
+
+    :param visited: all batches; where one has no moments there is no step.
+    :param Bilinear form: of one of them, for the prior of the shared vectors.
+
+    Cost: for each batch and shared vector two products of matrices, and none where nothing would be gained.
+    """
+    moments = [v.moments for v in visited if v.moments is not None]
+    if len(moments) < len(visited):
+        return visited, shared
+    block, total = jax.tree.map(np.asarray, (shared.block, shared.total))
+    *transforms, gain = _best_step(joined_moments(moments), block, form)
+    if not gain > 0.0:
+        return visited, shared
+    block, total = jax.tree.map(np.asarray, _move_shared(block, total, transforms[1], form.columns))
+    moved = [jax.tree.map(np.asarray, _move(v, *transforms)) for v in visited]
+    return moved, shared._replace(block=block, total=total)
+
+
+@jax.jit
+def _best_step(rows: SideMoments, block: Block, form: Bilinear) -> tuple[Array, Array, Array]:
+    """The best transforms, and by how much they raise the objective."""
+    columns = side_moments(form, block, "columns")
+    assert columns is not None
+    transform, back = best_transforms(rows, columns)
+    return transform, back, -rows.cost_of(transform) - columns.cost_of(back)
+
+
 def objective_of(visited: list[Visited], shared: SharedVectors, form: Bilinear) -> float:
     """Objective of all batches, each as of its last visit.
 
@@ -53,6 +87,18 @@ def objective_of(visited: list[Visited], shared: SharedVectors, form: Bilinear) 
     assert isinstance(form.columns, GaussianSide)
     common_prior = None if form.common is None else form.common.prior
     return value - float(shared._replace(block=block, common=common).divergence(form.columns, common_prior))
+
+
+_move = jax.jit(Visited.transformed)
+
+
+@jax.jit
+def _move_shared(block: Block, total: Factor, back: Array, prior: GaussianSide) -> tuple[SideBlock, Factor]:
+    """Shared vectors, and the product of their prior and all factors, after a step."""
+    of_prior = Factor.of_prior(prior)
+    nothing = jax.tree.map(jnp.zeros_like, of_prior)
+    factors = total.replaced(of_prior, nothing).transformed(back)
+    return transformed(block, back), factors.replaced(nothing, of_prior)
 
 
 def selected_of(last: Visited, counts: tuple[Array, Array], shared: SharedSelection) -> Selected:

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from ..background import even_zero
 from ..cells import over_devices
 from ..schedules.methods import Prepared
-from ..schedules.visits import BatchSelection, Factor, Moves, SharedSelection, SharedVectors, Visited
+from ..schedules.visits import BatchSelection, Factor, Moves, SharedSelection, SharedVectors, Visited, own_moments
 from ..selection import Selected
 from ..steps import divergence
 from ..sweeps import State
@@ -92,7 +92,8 @@ def visit_closed(
 
     rows, columns = blocks_of(state)
     own, objective = visited.own._replace(block=rows), over_devices(objective, axis_name)
-    found = Visited(own, Factor(*sums), objective, common_factor, left)
+    moments = own_moments(form, rows, axis_name)
+    found = Visited(own, Factor(*sums), objective, common_factor, left, moments=moments)
     shared = shared._replace(block=columns, common=state.common)
     if state.selected is not None:
         found, shared = _seen(found, shared, visited, views, state.selected, total, values, axis_name)

@@ -21,10 +21,11 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from .....linalg.cholesky import cholesky, cholesky_solve
-from .....structure.bilinear.form import GaussianSide
+from .....structure.bilinear.form import Bilinear, GaussianSide
 from .. import steps
 from .. import sweeps as core
 from ..cells import Block, over_devices, sum_cells
+from ..gauge import SideMoments, side_moments, transformed
 from ..selection import SelectionTerms
 from .loop import fit_side
 from .methods import Prepared
@@ -45,6 +46,12 @@ class Factor(NamedTuple):
     @classmethod
     def of_prior(cls, prior: GaussianSide) -> Factor:
         return cls(prior.matrices, prior.apply(prior.mean))
+
+    def transformed(self, back: Array) -> Factor:
+        """The same functions of vectors whose first components have been multiplied by a matrix."""
+        k = len(back)
+        matrix = jnp.eye(self.shift.shape[1], dtype=back.dtype).at[:k, :k].set(jnp.linalg.inv(back).T)
+        return Factor(matrix @ self.precision @ matrix.T, self.shift @ matrix.T)
 
     def replaced(self, before: Factor, after: Factor) -> Factor:
         """A product of factors with one of them replaced."""
@@ -159,6 +166,9 @@ class Visited(NamedTuple):
     share a tangent; shape ``(3,)``."""
     selection: BatchSelection | None = None
     """Shares of own vectors in censored pairs, if pairs are censored."""
+    moments: SideMoments | None = None
+    """Moments that the batch's own vectors had at its last visit, for steps along directions in which data are silent;
+    ``None`` where there are no such steps."""
 
     def with_share(self, log_share: Array) -> Visited:
         """The same where the batch has another share in the censored pairs."""
@@ -168,6 +178,26 @@ class Visited(NamedTuple):
         seen, values = selection.seen_share * ratio, selection.values * ratio
         selection = selection._replace(log_share=log_share, seen_share=seen, values=values)
         return self._replace(left=self.left * ratio, selection=selection)
+
+    def transformed(self, transform: Array, back: Array) -> Visited:
+        """The same after a step along directions in which data are silent; own vectors have a leading axis."""
+        assert self.moments is not None
+        block = jax.vmap(lambda block: transformed(block, transform))(self.own.block)
+        assert isinstance(block, Block)
+        objective = self.objective - self.moments.cost_of(transform)
+        return self._replace(
+            own=self.own._replace(block=block), factor=self.factor.transformed(back), objective=objective
+        )
+
+
+def own_moments(form: Bilinear, own: Block, axis_name: str | None = None) -> SideMoments | None:
+    """Moments of the vectors of a batch; ``None`` where pairs are censored, as sweeps take no such steps there.
+
+    :param Bilinear form: of the batch, whose own vectors are the rows.
+    """
+    if form.background is not None and form.background.selection is not None:
+        return None
+    return side_moments(form, own, "rows", axis_name)
 
 
 def start_shared(
@@ -179,17 +209,24 @@ def start_shared(
     return SharedVectors(block, step, Factor.of_prior(prior), common, common_total)
 
 
-def start_visited(own: Block, shared: SharedVectors, *, has_shared_tangent: bool = False) -> Visited:
+def start_visited(
+    own: Block, shared: SharedVectors, *, has_shared_tangent: bool = False, form: Bilinear | None = None
+) -> Visited:
     """Before the first visit of a batch.
 
-    :param Block own: its vectors.
+    :param Block own: its vectors, with a leading axis.
     :param bool has_shared_tangent: whether all batches share the tangent of unlisted zeros.
+    :param Bilinear form: of the batch, without its cells and with such an axis, where updates are closed.
     """
     dtype = own.mean.dtype
     factor, common = jax.tree.map(jnp.zeros_like, (shared.total, shared.common_total))
     step = jnp.full(own.mean.shape[:-1], 0.5, dtype)
-    found = Visited(OwnVectors(own, step), factor, jnp.full((), -jnp.inf, dtype), common)
-    return found._replace(left=jnp.zeros(3, dtype)) if has_shared_tangent else found
+    moments = None
+    if form is not None:
+        shapes = jax.eval_shape(own_moments, *jax.tree.map(lambda x: x[0], (form, own)))
+        moments = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    left = jnp.zeros(3, dtype) if has_shared_tangent else None
+    return Visited(OwnVectors(own, step), factor, jnp.full((), -jnp.inf, dtype), common, left, moments=moments)
 
 
 def with_equal_shares(start: Visited, selection: SharedSelection, num_own: ArrayLike) -> Visited:
