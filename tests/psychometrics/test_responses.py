@@ -11,9 +11,9 @@ from jax import jit, random
 from scipy import stats
 
 from numpyro_ext.design import draws_of
-from numpyro_ext.infer import EP
+from numpyro_ext.infer import EP, AdaptiveQuadrature
 from numpyro_ext.models import item_response, item_response_records
-from numpyro_ext.psychometrics import category_probabilities, response_of
+from numpyro_ext.psychometrics import AdaptiveTest, category_probabilities, response_of
 from numpyro_ext.psychometrics import fisher_information as eager_information
 
 fisher_information = jit(eager_information, static_argnums=0)
@@ -110,3 +110,19 @@ def test_items_of_an_engine_are_drawn_with_their_standard_errors():
     estimate = engine.hyper["intercept"]
     np.testing.assert_allclose(d.mean(0), estimate.value, atol=4 * np.max(estimate.standard_error) / np.sqrt(4000))
     np.testing.assert_allclose(d.std(0), estimate.standard_error, rtol=4 / np.sqrt(8000))
+
+
+@pytest.mark.thorough
+def test_scores_by_a_fit_that_did_not_converge_say_so():
+    rng = np.random.default_rng(0)
+    y = (rng.random((200, 4)) < stats.logistic.cdf(2.0 * rng.normal(size=200)[:, None])).astype(int)
+    engine = AdaptiveQuadrature(item_response, max_hyper_steps=2, progress_bar=False)
+    with pytest.warns(UserWarning, match="did not converge in 2 steps"):
+        engine.run(random.key(0), y, family="2pl")
+    with pytest.warns(UserWarning, match="has not converged, and the items are those"):
+        test = AdaptiveTest(engine, items="point")
+    assert test.propose() in range(4)
+    with pytest.warns(UserWarning, match="has not converged, and new groups are scored"):
+        new = engine.fold_in(random.key(1), y[:3], family="2pl")
+    assert not new.diagnostics.converged
+    assert "has not converged" in new.diagnostics.messages[-1]

@@ -18,6 +18,7 @@ from ..exact.sampling import ExactSamples, sample_exactly
 from ..front.answers.arviz import elpd_data
 from ..front.engine import BaseEngine
 from ..front.run import FinishedRun
+from ..front.running.progress import warn
 from .answers.leave_one_out import check_cavities, check_single
 from .answers.prediction import by_site
 from .new_arguments.predict import Prediction, log_predictive, predict
@@ -115,7 +116,7 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         :param args: arguments of the model with the new groups alone: their number, and their observations.
         :param kwargs: keyword arguments of the model.
         :return: an engine that answers for the new groups as this one for those of the fit. Its ``log_evidence`` is
-            that of the new observations.
+            that of the new observations. Where this fit has not converged it has not either.
         :raises ValueError: if some of the field is shared by all groups.
         """
         check_key(rng_key, "fold_in(jax.random.key(0), new_y)", "comes first")
@@ -129,6 +130,15 @@ class GaussianAnswers(BaseEngine[FinishedRun]):
         }
         new = type(self)(self.model, **options)
         new.run(rng_key, *args, **kwargs)
+        if not self.diagnostics.converged:
+            message = (
+                f"{type(self).__name__} has not converged, and new groups are scored at the hyperparameters it has."
+            )
+            found = new._finished()
+            ending = found.fit.diagnostics
+            ending = ending._replace(converged=False, messages=(*ending.messages, message))
+            found.fit = found.fit._replace(diagnostics=ending)
+            warn(message)
         return new
 
     def loo(self, var_name: str | None = None) -> Any:
