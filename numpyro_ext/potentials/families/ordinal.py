@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from ..base import Potential, potential
 from ..integrals.normal_interval import NormalInterval, normal_interval
-from ..integrals.tilted.logistic_tilting import LogisticView, Sigmoid, logistic_tilted_moments, sigmoid
+from ..integrals.tilted.logistic_tilting import LogisticView, Sigmoid, log_sigmoid, logistic_tilted_moments, sigmoid
 from ..moments import LogisticTerms, Outcomes, TiltedMoments
 from .stick_breaking import stick_breaking_labels
 
@@ -66,6 +66,11 @@ class _LogisticInterval(Potential):
     is_log_concave: ClassVar[bool] = True
     is_analytic: ClassVar[bool] = True
 
+    def log_density(self, eta: ArrayLike) -> Array:
+        eta = jnp.asarray(eta)
+        under = jnp.where(self.has_upper, log_sigmoid(self.upper - eta), 0.0)
+        return self.constant + under + jnp.where(self.has_lower, log_sigmoid(eta - self.lower), 0.0)
+
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         under, above = self._sides(jnp.asarray(eta))
         curvature = -under.value * under.complement - above.value * above.complement
@@ -100,6 +105,10 @@ class CumulativeLogitPotential(_Ordinal):
     >>> CumulativeLogitPotential(jnp.array([0, 1, 2]), jnp.array([-1.0, 1.0])).log_density(1e4)[1].item()
     -9999.145
     """
+
+    def log_density(self, eta: ArrayLike) -> Array:
+        eta = jnp.asarray(eta)
+        return _LogisticInterval(*self._ends(eta.dtype)).log_density(eta)
 
     def derivatives(self, eta: ArrayLike) -> tuple[Array, Array, Array]:
         eta = jnp.asarray(eta)

@@ -45,11 +45,19 @@ class ApartPrograms:
     ) -> None:
         self._algorithm, self._form_at, self._log_prior, self._num_steps = algorithm, form_at, log_prior, num_steps
         self._has_brief = algorithm.in_brief(form) is not None
-        self._solve_briefly = quick_jit(partial(self._solution, is_brief=True))
-        self._slope_briefly = quick_jit(partial(self._evaluation, is_brief=True), is_small=True)
+        self._solve_briefly: Any = quick_jit(partial(self._solution, is_brief=True))
+        self._slope_briefly: Any = quick_jit(partial(self._evaluation, is_brief=True), is_small=True)
         # asked by few fits of few models
-        self.solve = quick_jit(self._solution, is_small=is_small or self._has_brief)
-        self._slope = quick_jit(self._evaluation, is_small=True)
+        self.solve: Any = quick_jit(self._solution, is_small=is_small or self._has_brief)
+        self._slope: Any = quick_jit(self._evaluation, is_small=True)
+
+    def shapes(self, data: object, fixed: dict[str, Array], values: Array, state: object, tol: object) -> Evaluation:
+        """Shapes of an evaluation, by the traces of its programs."""
+        solve, slope = (self._solve_briefly, self._slope_briefly) if self._has_brief else (self.solve, self._slope)
+        found: Evaluation = slope.eval_shape(
+            data, fixed, values, solve.eval_shape(data, fixed, values, state, tol), True
+        )
+        return found
 
     def evaluate(
         self, data: object, fixed: dict[str, Array], values: Array, state: object, tol: Any, with_gradient: bool = True

@@ -109,10 +109,9 @@ class FittingPrograms(Objective):
         self.probe_locally = compile_(self._probe_locally)
         self._scores = once(self._scores_at)
         num_scores = form.blocks.rows.shape[0] * space.size
-        apart = ApartPrograms(algorithm, form, self.form_at, self.log_prior, self._num_steps, self.is_small)
-        self._solve_apart = apart.solve
+        self._apart = ApartPrograms(algorithm, form, self.form_at, self.log_prior, self._num_steps, self.is_small)
         if self._evaluates_apart and self._cuts_evaluations:
-            self._evaluate_alone = apart.evaluate
+            self._evaluate_alone = self._apart.evaluate
         self.second_derivatives = SecondDerivatives(
             algorithm, self.form_at, self.log_prior, self._held_at, self.is_small and num_scores <= _MOST_QUICK_SCORES
         )
@@ -159,7 +158,7 @@ class FittingPrograms(Objective):
         if self._evaluates_apart and not self._cuts_evaluations:
             found, held = self._evaluate_alone(data, fixed, values, state, self._field_tol)
             return found.state, held
-        state, _, held = self._solve_apart(data, fixed, values, state, self._field_tol)
+        state, _, held = self._apart.solve(data, fixed, values, state, self._field_tol)
         return state, held
 
     def _objective(self, data: object, fixed: dict[str, Array]) -> Callable[..., Evaluation]:
@@ -333,7 +332,10 @@ class FittingPrograms(Objective):
             state = self._init_state_at(data, fixed, values)
         key = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves((values, state)))
         if key not in self._shapes:
-            self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
+            if self._evaluates_apart and self._cuts_evaluations:
+                self._shapes[key] = self._apart.shapes(data, fixed, values, state, self._field_tol)
+            else:
+                self._shapes[key] = jax.eval_shape(self._objective(data, fixed), values, state)
         shapes = self._shapes[key]
         has_metric = self.has_block_scores or self.probes_locally or self.has_second_derivatives or self.measures_metric
         has_probes = self.has_curvature and not self.has_second_derivatives

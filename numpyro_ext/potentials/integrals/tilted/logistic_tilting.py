@@ -50,6 +50,12 @@ def sigmoid(logit: Array) -> Sigmoid:
     return Sigmoid(value, complement, jnp.where(positive, 0.0, logit) - tail, jnp.where(positive, -logit, 0.0) - tail)
 
 
+def log_sigmoid(logit: Array) -> Array:
+    """That of :func:`sigmoid` alone."""
+    positive = logit >= 0.0
+    return jnp.where(positive, 0.0, logit) - jnp.log1p(jnp.exp(jnp.where(positive, -logit, logit)))
+
+
 class LogisticView(NamedTuple):
     r"""A factor as seen from a predictor :math:`c`,
 
