@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 
 from numpyro_ext.distributions import LinearCategorical
+from numpyro_ext.linalg.recurrent_states import gated_states, simple_states
 
 __all__ = ["collaborative_rnn"]
 
@@ -124,7 +125,7 @@ def collaborative_rnn(
             "run(..., carry=(jnp.zeros(width), jnp.zeros(num_items)))."
         )
     state, counts = carry if pointer else (carry, None)
-    events, activation = jnp.asarray(events), {"tanh": jnp.tanh, "logistic": jax.nn.sigmoid}[candidate]
+    events = jnp.asarray(events)
     weights = dist.Normal(0.0, width**-0.5)
 
     def parameter(name: str, *shape: int, scale: float = 1.0) -> Array:
@@ -145,7 +146,6 @@ def collaborative_rnn(
     plate = partial(numpyro.plate, "users", num_users, subsample_size=len(users), dim=-2)  # type: ignore[arg-type]
     # without this, NumPyro's SVI would draw other users
     with handlers.substitute(data={"users": jnp.asarray(users)}), plate():
-        offset: Array | float = 0.0
         if personal == "full":
             shape = (num_users, 1, width, width)
             recurrent = [
@@ -157,26 +157,20 @@ def collaborative_rnn(
         elif personal == "low-rank":
             coefficients = numpyro.sample("coefficients", dist.Normal(0.0, 1.0).expand([rank]).to_event(1))[:, 0]
             recurrent = [shared[gate] + jnp.einsum("uk,kij->uij", coefficients, bases[gate]) for gate in gates]
-            offset = (coefficients @ offsets)[:, None]
         else:
             recurrent = [shared[gate] for gate in gates]
 
-        def times(matrix: Array, state: Array) -> Array:
-            return state @ matrix.T if matrix.ndim == 2 else jnp.einsum("uij,uj->ui", matrix, state)
-
-        def tanh_step(state: Array, taken: list[Array]) -> tuple[Array, Array]:
-            return activation(times(recurrent[0], state) + taken[0]), state
-
-        def gru_step(state: Array, taken: list[Array]) -> tuple[Array, Array]:
-            fraction = jax.nn.sigmoid(times(recurrent[1], state) + taken[1])
-            gate = jax.nn.sigmoid(times(recurrent[2], state) + taken[2])
-            new = activation(times(recurrent[0], gate * state) + taken[0])
-            return (1.0 - fraction) * state + fraction * new, state
-
-        step = tanh_step if cell == "tanh" else gru_step
-        state, before = lax.scan(step, state, [matrix.T[events.T] for matrix in inputs], unroll=2)
+        taken = [matrix.T[events.T] for matrix in inputs]
+        if cell == "tanh":
+            state, before = simple_states(candidate, recurrent[0], taken[0], state)
+        else:
+            state, before = gated_states(candidate, recurrent, taken, state)
         before = jnp.swapaxes(before, 0, 1)
-        following: dist.Distribution = LinearCategorical(before, W_out, offset)
+        known, weighed = [before], [W_out]
+        if personal == "low-rank":  # one product with the state, as offsets would be passes over all logits
+            known.append(jnp.broadcast_to(coefficients[:, None], (*before.shape[:2], rank)))
+            weighed.append(offsets.T)
+        following: dist.Distribution = LinearCategorical(jnp.concatenate(known, -1), jnp.concatenate(weighed, -1))
         if counts is not None:
             odds = before @ numpyro.param("pointer_weights", jnp.zeros(width))
             odds += numpyro.param("pointer_offset", jnp.array(1.0))
