@@ -21,6 +21,7 @@ from scipy import stats
 
 from numpyro_ext.infer import EP, IndependenceMetropolis, LaplaceApproximation, PosteriorReparam
 from numpyro_ext.infer.exact.agreement import agreement_between
+from numpyro_ext.infer.exact.chains import block_of
 from numpyro_ext.infer.exact.kernel import log_weight_and_sites
 from numpyro_ext.infer.exact.overlap import overlap_of_weights
 from numpyro_ext.infer.exact.reparam import LATENT
@@ -256,13 +257,30 @@ def test_the_first_step_of_chains_goes_to_a_draw_of_the_approximation():
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("numbers_ahead", [0, 700])
+def test_random_numbers_made_ahead_are_those_of_one_step_after_the_other(groups, numbers_ahead):
+    """One transition or some at a time, and draws of every third one."""
+    kernel = Rotations(PosteriorReparam(groups), 2, 0.8)
+    start = kernel.init(random.key(3), 0)
+    block = block_of(kernel, ((COUNTS,), {}), ("z", "num_steps"), 3, numbers_ahead)
+    state, kept = block(start, 7)
+    step, one = jax.jit(lambda state: kernel.sample(state, (COUNTS,), {})), start
+    for number in range(21):
+        one = step(one)
+        if number % 3 == 2:
+            np.testing.assert_allclose(kept["z"][LATENT][number // 3], one.z[LATENT], atol=1e-7)
+    assert int(state.i) == 21 and np.ptp(kept["z"][LATENT][:7], axis=0).min() > 0.0
+    np.testing.assert_array_equal(kept["z"][LATENT][7:], 0.0)
+
+
+@pytest.mark.thorough
 def test_short_chains_say_what_is_wrong(groups):
     right = _wrong(groups)
     try:
         with pytest.warns(UserWarning, match=r"more draws.*r-hat.*factor farthest.*counts\["):
-            exact = groups.sample_exactly(random.key(0), 10, num_chains=1, num_warmup=30)
+            exact = groups.sample_exactly(random.key(2), 10, num_chains=1, num_warmup=30)
         with pytest.warns(UserWarning, match="longer warm-up: no transition was accepted"):
-            groups.sample_exactly(random.key(0), 4, num_chains=1, num_warmup=0)
+            groups.sample_exactly(random.key(2), 4, num_chains=1, num_warmup=0)
     finally:
         vars(groups._run)["_coordinates"] = right
     assert len(exact.messages) == 1

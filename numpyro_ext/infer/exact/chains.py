@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,22 @@ LARGEST_BLOCK = 100
 _FIRST_BLOCK = 10
 _SECONDS = 0.3
 """Time of a block, about, within which Ctrl-C is heard."""
+_NUMBERS_AHEAD = 100_000
+"""Random numbers that are made at once."""
 
 Fields = dict[str, PyTree]
 Block = Callable[[PyTree, int], tuple[PyTree, Fields]]
+Model = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Movable(Protocol):
+    """Kernel that makes the random numbers of a transition apart from it."""
+
+    def noise(self, rng_key: Array, i: Array) -> PyTree:
+        """Random numbers of a transition."""
+
+    def moved(self, state: Any, noise: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> Any:
+        """State after a transition."""
 
 
 class Drawn(NamedTuple):
@@ -39,26 +52,44 @@ class Drawn(NamedTuple):
         return dict(jax.tree.map(lambda x: np.swapaxes(x, 0, 1), joined))
 
 
-def block_of(step: Callable[[PyTree], PyTree], names: tuple[str, ...], thinning: int) -> Block:
+def block_of(
+    kernel: Movable, model: Model, names: tuple[str, ...], thinning: int, numbers_ahead: int = _NUMBERS_AHEAD
+) -> Block:
     """Compiled function that makes so many draws, at most :data:`LARGEST_BLOCK`: the new state, and the fields of each.
 
-    :param step: from a state to the next.
+    Random numbers are made for many transitions at once: a call of their generator is hundreds of operations, which for
+    a small model take as long as its gradient.
+
+    :param kernel: of the transitions.
+    :param model: the arguments of the model, and those by name.
     :param names: fields that are kept.
-    :param thinning: steps to a draw.
+    :param thinning: transitions to a draw.
+    :param numbers_ahead: random numbers that are made at once, about.
     """
 
-    def fields(state: PyTree) -> Fields:
+    def fields(state: Any) -> Fields:
         return {name: getattr(state, name) for name in names}
 
     @quick_jit
-    def block(state: PyTree, number: int) -> tuple[PyTree, Fields]:
-        def draw(i: Array, moving: tuple[PyTree, Fields]) -> tuple[PyTree, Fields]:
-            state, kept = moving
-            state = lax.fori_loop(0, thinning, lambda _, s: step(s), state) if thinning > 1 else step(state)
-            return state, jax.tree.map(lambda all_, one: all_.at[i].set(one), kept, fields(state))
+    def block(state: Any, number: int) -> tuple[Any, Fields]:
+        numbers_of_one = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(kernel.noise, state.rng_key, 0)))
+        ahead = int(np.clip(numbers_ahead // numbers_of_one, 1, LARGEST_BLOCK))
+        total = number * thinning
+
+        def stretch(begin: Array, moving: tuple[Any, Fields]) -> tuple[Any, Fields]:
+            first = moving[0].i
+            noises = jax.vmap(kernel.noise, (None, 0))(moving[0].rng_key, first + jnp.arange(ahead))
+
+            def draw(j: Array, moving: tuple[Any, Fields]) -> tuple[Any, Fields]:
+                state, kept = moving
+                state = kernel.moved(state, jax.tree.map(lambda leaf: leaf[j], noises), *model)
+                place = (ahead * begin + j) // thinning
+                return state, jax.tree.map(lambda all_, one: all_.at[place].set(one), kept, fields(state))
+
+            return lax.fori_loop(0, jnp.minimum(ahead, total - ahead * begin), draw, moving)
 
         nothing = jax.tree.map(lambda x: jnp.zeros((LARGEST_BLOCK, *x.shape), x.dtype), fields(state))
-        return lax.fori_loop(0, number, draw, (state, nothing))
+        return lax.fori_loop(0, -(-total // ahead), stretch, (state, nothing))
 
     return block
 

@@ -63,6 +63,15 @@ class Adaptation(NamedTuple):
     """Average acceptance of turns without kicks."""
 
 
+class Noise(NamedTuple):
+    """Random numbers of a transition; arrays have the chains on their first axis, and the others none."""
+
+    momentum: Array
+    angle: Array
+    share_of_step: Array
+    choice: Array
+
+
 class RotationState(NamedTuple):
     """State of all chains; arrays have the chains on their first axis, but for ``i`` and ``adaptation``."""
 
@@ -79,6 +88,7 @@ class RotationState(NamedTuple):
     diverging: Array
     adaptation: Adaptation
     rng_key: Array
+    """The same in all steps, whose random numbers depend on it and on ``i``."""
 
 
 class Rotations(MCMCKernel):
@@ -149,15 +159,32 @@ class Rotations(MCMCKernel):
         self, state: RotationState, model_args: tuple[object, ...], model_kwargs: dict[str, object] | None
     ) -> RotationState:
         """State after one trajectory of each chain."""
-        weigh = log_weight_and_sites(self._reparam, model_args, model_kwargs or {})
-        rng_key, key_momentum, key_angle, key_steps, key_choice = random.split(state.rng_key, 5)
+        return self.moved(state, self.noise(state.rng_key, state.i), model_args, model_kwargs or {})
+
+    def noise(self, rng_key: Array, i: Array) -> Noise:
+        """Random numbers of a trajectory of each chain.
+
+        :param rng_key: of the chains.
+        :param i: number of the trajectory.
+        """
+        shape = self._num_chains, self._reparam.coordinates.size
+        dtype = jnp.result_type(float)
+        key_momentum, key_others = random.split(random.fold_in(rng_key, i))
+        others = random.uniform(key_others, (shape[0] + 2,), dtype)
+        angle = _SHORTEST + (_LONGEST - _SHORTEST) * others[0]
+        return Noise(random.normal(key_momentum, shape, dtype), angle, others[1], others[2:])
+
+    def moved(
+        self, state: RotationState, noise: Noise, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]
+    ) -> RotationState:
+        """State after one trajectory of each chain, with given random numbers."""
+        weigh = log_weight_and_sites(self._reparam, model_args, model_kwargs)
         found, white = state.adaptation, state.z[LATENT]
         evaluate = self._of_chains(jax.value_and_grad(lambda white: weigh(white)[0]))
         is_warming = state.i < self._num_warmup
         steps = jnp.exp(jnp.where(is_warming, found.log_steps, found.mean_log_steps))
-        num_steps = jnp.clip(jnp.floor(steps + random.uniform(key_steps)), 1, _MOST_STEPS).astype(int)
-        whole = random.uniform(key_angle, (), white.dtype, _SHORTEST, _LONGEST)
-        momentum = random.normal(key_momentum, white.shape, white.dtype)
+        num_steps = jnp.clip(jnp.floor(steps + noise.share_of_step), 1, _MOST_STEPS).astype(int)
+        whole, momentum = noise.angle, noise.momentum
         place = (white - found.center) / found.scale
         # Behind turns without kicks a trajectory begins with a look at the slope where it is, and no step.
         is_stale = self._is_free(found, state.i - 1)
@@ -206,7 +233,7 @@ class Rotations(MCMCKernel):
         # A chain without a density takes the first place that has one.
         gain = jnp.where(jnp.isfinite(after), after - before, -jnp.inf)
         accept_prob = jnp.exp(jnp.minimum(gain, 0.0))
-        is_taken = random.uniform(key_choice, gain.shape, gain.dtype) < accept_prob
+        is_taken = noise.choice < accept_prob
         is_finite = jnp.isfinite(after) & jnp.all(jnp.isfinite(reached[2]), 1)
         is_taken &= is_finite
         white, log_weight, slope = (
@@ -223,7 +250,7 @@ class Rotations(MCMCKernel):
             jnp.where(is_finite, accept_prob, 0.0),
             ~(gain > -_LARGEST_ERROR),
             self._adapted(found, state.i, jnp.mean(jnp.where(is_finite, accept_prob, 0.0)), white),
-            rng_key,
+            state.rng_key,
         )
 
     def get_diagnostics_str(self, state: RotationState) -> str:

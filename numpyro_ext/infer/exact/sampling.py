@@ -118,7 +118,7 @@ class ExactSamples(MCMC):
         before, programs = self._compiled
         if programs is None or len(holds) != len(before) or any(x is not y for x, y in zip(holds, before, strict=True)):
             programs = (
-                block_of(lambda s: self.sampler.sample(s, args, kwargs), self.sampler.default_fields, self.thinning),
+                block_of(self.sampler, (args, kwargs), self.sampler.default_fields, self.thinning),
                 quick_jit(partial(self._sites_of, args, kwargs)),
             )
             self._compiled = holds, programs

@@ -260,7 +260,8 @@ def _missed(
     if placed.inner is None:
         return missed
     outer = missed_among_outermost(fits_at, mode, placed.inner, fits, weights)
-    return {site: max(share, outer[site]) for site, share in missed.items()}
+    # of mass in two places: among the outermost points, and beyond them
+    return {site: share + outer[site] for site, share in missed.items()}
 
 
 def _judge_shape(placed: Placed, log_weights: np.ndarray) -> tuple[str, ...]:
