@@ -116,7 +116,9 @@ def update(
         return lax.fori_loop(0, num_visits, lambda _, found: _update_known(form, found[0], value, damping), found)
     # the products of all steps are summed once for the priors and for the next visit
     start = state, boundaries(form, state), jnp.asarray(0)
-    state, _, skipped = lax.fori_loop(0, num_visits, lambda _, found: _visit(form, *found[:2], value, damping), start)
+    state, _, skipped = lax.fori_loop(
+        0, num_visits, lambda _, found: _visit(form, found[0], found[1], value, damping), start
+    )
     return state, skipped
 
 
