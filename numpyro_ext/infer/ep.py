@@ -86,43 +86,39 @@ class EP(Engine):
 
     **Example:**
 
-    .. code-block:: python
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from numpyro_ext.infer import EP
 
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro_ext.infer import EP
+    >>> def model(x, y=None):
+    ...     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    ...     slope = numpyro.sample("slope", dist.Normal(0.0, scale))
+    ...     numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
 
-        >>> def model(x, y=None):
-        ...     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
-        ...     slope = numpyro.sample("slope", dist.Normal(0.0, scale))
-        ...     numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
-
-        >>> x = jnp.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0])
-        >>> ep = EP(model)
-        >>> ep.run(jax.random.key(0), x, jnp.array([0, 0, 1, 0, 1, 1]))
-        >>> bool(ep.posterior["slope"].mean > 0.0), ep.diagnostics.converged
-        (True, True)
-        >>> ep.get_samples()["slope"].shape
-        (1000,)
+    >>> x = jnp.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0])
+    >>> ep = EP(model)
+    >>> ep.run(jax.random.key(0), x, jnp.array([0, 0, 1, 0, 1, 1]))
+    >>> bool(ep.posterior["slope"].mean > 0.0), ep.diagnostics.converged
+    (True, True)
+    >>> ep.get_samples()["slope"].shape
+    (1000,)
 
     A regression with Laplace coefficients is integrated over them, and over the scale of their prior:
 
-    .. code-block:: python
+    >>> def lasso(x, y=None):
+    ...     tau = numpyro.sample("tau", dist.HalfCauchy(1))
+    ...     level = numpyro.sample("level", dist.Normal(0, 5))
+    ...     b = numpyro.sample("b", dist.Laplace(0, tau).expand([3]))
+    ...     numpyro.sample("y", dist.Normal(level + x @ b, 0.5), obs=y)
 
-        >>> def lasso(x, y=None):
-        ...     tau = numpyro.sample("tau", dist.HalfCauchy(1))
-        ...     level = numpyro.sample("level", dist.Normal(0, 5))
-        ...     b = numpyro.sample("b", dist.Laplace(0, tau).expand([3]))
-        ...     numpyro.sample("y", dist.Normal(level + x @ b, 0.5), obs=y)
-
-        >>> columns = jnp.stack([x, x**2, jnp.cos(x)], axis=1)
-        >>> ep = EP(lasso)
-        >>> ep.run(jax.random.key(0), columns, 1.5 * x)
-        >>> found = ep.posterior["b"]
-        >>> print(f"{found.mean[0]:.2f}, variance {found.variance[0]:.2f}; tau = {ep.hyper['tau'].value:.2f}")
-        1.47, variance 0.02; tau = 1.10
+    >>> columns = jnp.stack([x, x**2, jnp.cos(x)], axis=1)
+    >>> ep = EP(lasso)
+    >>> ep.run(jax.random.key(0), columns, 1.5 * x)
+    >>> found = ep.posterior["b"]
+    >>> print(f"{found.mean[0]:.2f}, variance {found.variance[0]:.2f}; tau = {ep.hyper['tau'].value:.2f}")
+    1.47, variance 0.02; tau = 1.10
 
     :param model: a NumPyro model.
     :param float damping: fraction of the old site that is kept in a step, in ``[0, 1)``.

@@ -27,14 +27,12 @@ class LogEvidence(float):
 
     **Example:**
 
-    .. code-block:: python
-
-        >>> from numpyro_ext.infer.front.results import LogEvidence
-        >>> value = LogEvidence(-162.9, is_lower_bound=False, hyperparameters="optimum")
-        >>> value + 1.0, value.is_lower_bound, value.hyperparameters
-        (-161.9, False, 'optimum')
-        >>> value
-        LogEvidence(-162.90 at the best hyperparameters)
+    >>> from numpyro_ext.infer.front.results import LogEvidence
+    >>> value = LogEvidence(-162.9, is_lower_bound=False, hyperparameters="optimum")
+    >>> value + 1.0, value.is_lower_bound, value.hyperparameters
+    (-161.9, False, 'optimum')
+    >>> value
+    LogEvidence(-162.90 at the best hyperparameters)
 
     :param float value: the log evidence.
     :param bool is_lower_bound: true if the value cannot exceed the exact one.

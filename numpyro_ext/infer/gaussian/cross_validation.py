@@ -99,22 +99,20 @@ def cross_validate(
 
     **Example:**
 
-    .. code-block:: python
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from numpyro_ext.infer import EP, cross_validate
 
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro_ext.infer import EP, cross_validate
+    >>> def model(y):
+    ...     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+    ...     with numpyro.plate("observations", 6):
+    ...         numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
 
-        >>> def model(y):
-        ...     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
-        ...     with numpyro.plate("observations", 6):
-        ...         numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
-
-        >>> scores = cross_validate(EP(model), jax.random.key(0), jnp.arange(6.0), num_folds=3)
-        >>> scores.log_predictive.shape
-        (1, 6)
+    >>> scores = cross_validate(EP(model), jax.random.key(0), jnp.arange(6.0), num_folds=3)
+    >>> scores.log_predictive.shape
+    (1, 6)
     """
     wanted = "an engine on a Gaussian field (EP, VariationalGaussian, LaplaceApproximation, AdaptiveQuadrature)"
     check_kind("cross_validate", engine, Engine, wanted)

@@ -41,26 +41,24 @@ class INLA(LaplaceApproximation):
 
     **Example:**
 
-    .. code-block:: python
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from numpyro_ext.infer import INLA
 
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro_ext.infer import INLA
+    >>> def model(y=None):
+    ...     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    ...     with numpyro.plate("groups", 6):
+    ...         effect = numpyro.sample("effect", dist.Normal(1.0, scale))
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(effect)), obs=y)
 
-        >>> def model(y=None):
-        ...     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
-        ...     with numpyro.plate("groups", 6):
-        ...         effect = numpyro.sample("effect", dist.Normal(1.0, scale))
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(effect)), obs=y)
-
-        >>> inla = INLA(model)
-        >>> inla.run(jax.random.key(0), jnp.array([3, 0, 8, 2, 1, 5]))
-        >>> print(f"{inla.posterior['effect'].mean[2]:.2f} +- {inla.posterior['effect'].sd[2]:.2f}")
-        1.69 +- 0.41
-        >>> print(f"{inla.hyper['scale'].mean:.2f} +- {inla.hyper['scale'].sd:.2f}")
-        0.71 +- 0.39
+    >>> inla = INLA(model)
+    >>> inla.run(jax.random.key(0), jnp.array([3, 0, 8, 2, 1, 5]))
+    >>> print(f"{inla.posterior['effect'].mean[2]:.2f} +- {inla.posterior['effect'].sd[2]:.2f}")
+    1.69 +- 0.41
+    >>> print(f"{inla.hyper['scale'].mean:.2f} +- {inla.hyper['scale'].sd:.2f}")
+    0.71 +- 0.39
 
     :param model: a NumPyro model.
     :param str marginal: ``"simplified-laplace"`` or ``"gaussian"``: what the components of the marginals are.

@@ -40,23 +40,21 @@ class LaplaceApproximation(Engine):
 
     **Example:**
 
-    .. code-block:: python
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from numpyro_ext.infer import LaplaceApproximation
 
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro_ext.infer import LaplaceApproximation
+    >>> def model(y=None):
+    ...     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+    ...     with numpyro.plate("observations", 4):
+    ...         numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
 
-        >>> def model(y=None):
-        ...     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
-        ...     with numpyro.plate("observations", 4):
-        ...         numpyro.sample("y", dist.Poisson(jnp.exp(level)), obs=y)
-
-        >>> laplace = LaplaceApproximation(model)
-        >>> laplace.run(jax.random.key(0), jnp.array([3, 5, 2, 4]))
-        >>> print(f"{laplace.posterior['level'].mean:.3f}")
-        1.231
+    >>> laplace = LaplaceApproximation(model)
+    >>> laplace.run(jax.random.key(0), jnp.array([3, 5, 2, 4]))
+    >>> print(f"{laplace.posterior['level'].mean:.3f}")
+    1.231
 
     :param model: a NumPyro model.
     :param str space: how linear systems of the field are solved. ``"direct"`` factorises. ``"iterative"`` is for

@@ -367,19 +367,17 @@ def maximise(
 
     **Example:**
 
-    .. code-block:: python
-
-        >>> import jax.numpy as jnp
-        >>> from numpyro_ext.infer.hyper.evaluation import evaluation_fn
-        >>> from numpyro_ext.infer.hyper.search import maximise
-        >>> evaluate = evaluation_fn(
-        ...     form_fn=lambda x: x,
-        ...     log_prior_fn=lambda x: -0.5 * jnp.sum(x**2),
-        ...     solve_fn=lambda form, state: (state, ()),
-        ...     log_evidence_fn=lambda x, state: -0.5 * jnp.sum((x - 2.0) ** 2),
-        ... )
-        >>> print(maximise(evaluate, jnp.zeros(1), ()).values.round(3))
-        [1.]
+    >>> import jax.numpy as jnp
+    >>> from numpyro_ext.infer.hyper.evaluation import evaluation_fn
+    >>> from numpyro_ext.infer.hyper.search import maximise
+    >>> evaluate = evaluation_fn(
+    ...     form_fn=lambda x: x,
+    ...     log_prior_fn=lambda x: -0.5 * jnp.sum(x**2),
+    ...     solve_fn=lambda form, state: (state, ()),
+    ...     log_evidence_fn=lambda x, state: -0.5 * jnp.sum((x - 2.0) ** 2),
+    ... )
+    >>> print(maximise(evaluate, jnp.zeros(1), ()).values.round(3))
+    [1.]
     """
     start = init_search(jax.eval_shape(evaluate, values, state), values, state)
     if not with_curvature:

@@ -205,25 +205,23 @@ def annealed_importance_sampling(
 
     **Example:**
 
-    .. code-block:: python
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from numpyro_ext.infer import EP, annealed_importance_sampling
 
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro_ext.infer import EP, annealed_importance_sampling
+    >>> def model(x, y=None):
+    ...     scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+    ...     slope = numpyro.sample("slope", dist.Normal(0.0, scale))
+    ...     numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
 
-        >>> def model(x, y=None):
-        ...     scale = numpyro.sample("scale", dist.HalfNormal(2.0))
-        ...     slope = numpyro.sample("slope", dist.Normal(0.0, scale))
-        ...     numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
-
-        >>> x, y = jnp.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0]), jnp.array([0, 0, 1, 0, 1, 1])
-        >>> engine = EP(model, hyper_values={"scale": 1.5})
-        >>> engine.run(jax.random.key(0), x, y)
-        >>> truth = annealed_importance_sampling(model, jax.random.key(1), x, y, hyper_values={"scale": 1.5})
-        >>> bool(abs(engine.log_evidence - truth.log_evidence) < 3 * truth.standard_error + 0.01)
-        True
+    >>> x, y = jnp.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0]), jnp.array([0, 0, 1, 0, 1, 1])
+    >>> engine = EP(model, hyper_values={"scale": 1.5})
+    >>> engine.run(jax.random.key(0), x, y)
+    >>> truth = annealed_importance_sampling(model, jax.random.key(1), x, y, hyper_values={"scale": 1.5})
+    >>> bool(abs(engine.log_evidence - truth.log_evidence) < 3 * truth.standard_error + 0.01)
+    True
 
     :param model: a NumPyro model whose field is Gaussian given its hyperparameters.
     :param rng_key: random number generator key.

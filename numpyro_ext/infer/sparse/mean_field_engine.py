@@ -52,22 +52,20 @@ class StructuredMeanField(BaseEngine[MeanFieldRun]):
 
     **Example:**
 
-    .. code-block:: python
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from numpyro_ext.infer import StructuredMeanField
 
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro_ext.infer import StructuredMeanField
+    >>> def model(y):
+    ...     s = numpyro.sample("s", dist.Laplace(0.0, 0.5).expand([4]).to_event(1))
+    ...     numpyro.sample("y", dist.Normal(s, 0.3), obs=y)
 
-        >>> def model(y):
-        ...     s = numpyro.sample("s", dist.Laplace(0.0, 0.5).expand([4]).to_event(1))
-        ...     numpyro.sample("y", dist.Normal(s, 0.3), obs=y)
-
-        >>> engine = StructuredMeanField(model)
-        >>> engine.run(jax.random.key(0), jnp.array([2.0, 0.1, -0.2, 1.0]))
-        >>> print(engine.posterior["s"].mean[0], engine.log_evidence.is_lower_bound)
-        1.82 True
+    >>> engine = StructuredMeanField(model)
+    >>> engine.run(jax.random.key(0), jnp.array([2.0, 0.1, -0.2, 1.0]))
+    >>> print(engine.posterior["s"].mean[0], engine.log_evidence.is_lower_bound)
+    1.82 True
 
     :param model: a NumPyro model.
     :param int num_steps: steps at most; each updates the hyperparameters once. Where variances are exact every third

@@ -40,44 +40,40 @@ class VariationalGaussian(Engine):
 
     **Example:**
 
-    .. code-block:: python
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from numpyro_ext.infer import VariationalGaussian
 
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> from numpyro_ext.infer import VariationalGaussian
+    >>> def model(x, y=None):
+    ...     slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))
+    ...     numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
 
-        >>> def model(x, y=None):
-        ...     slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))
-        ...     numpyro.sample("y", dist.Bernoulli(logits=slope * x), obs=y)
-
-        >>> x, y = jnp.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0]), jnp.array([0, 0, 1, 0, 1, 1])
-        >>> engine = VariationalGaussian(model)
-        >>> engine.run(jax.random.key(0), x, y)
-        >>> print(f"{engine.log_evidence:.3f}, a lower bound: {engine.log_evidence.is_lower_bound}")
-        -3.817, a lower bound: True
-        >>> looser = VariationalGaussian(model, bound="jaakkola")
-        >>> looser.run(jax.random.key(0), x, y)
-        >>> bool(looser.log_evidence < engine.log_evidence)
-        True
+    >>> x, y = jnp.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0]), jnp.array([0, 0, 1, 0, 1, 1])
+    >>> engine = VariationalGaussian(model)
+    >>> engine.run(jax.random.key(0), x, y)
+    >>> print(f"{engine.log_evidence:.3f}, a lower bound: {engine.log_evidence.is_lower_bound}")
+    -3.817, a lower bound: True
+    >>> looser = VariationalGaussian(model, bound="jaakkola")
+    >>> looser.run(jax.random.key(0), x, y)
+    >>> bool(looser.log_evidence < engine.log_evidence)
+    True
 
     Categories have a predictor each, in the words in which they are written: logits or a softmax, of coefficients for
     each of them, of pivoted ones, or of what is known of the alternatives.
 
-    .. code-block:: python
+    >>> def choice(price, chosen=None):
+    ...     sensitivity = numpyro.sample("sensitivity", dist.Normal(0, 1))
+    ...     probs = jax.nn.softmax(-sensitivity * price, axis=-1)
+    ...     numpyro.sample("chosen", dist.Categorical(probs=probs), obs=chosen)
 
-        >>> def choice(price, chosen=None):
-        ...     sensitivity = numpyro.sample("sensitivity", dist.Normal(0, 1))
-        ...     probs = jax.nn.softmax(-sensitivity * price, axis=-1)
-        ...     numpyro.sample("chosen", dist.Categorical(probs=probs), obs=chosen)
-
-        >>> price = jnp.array([[1.0, 2.0, 3.0], [2.0, 1.0, 0.5], [0.5, 2.5, 1.0]])
-        >>> engine = VariationalGaussian(choice)
-        >>> engine.run(jax.random.key(0), price, jnp.array([0, 2, 0]))
-        >>> found = engine.posterior["sensitivity"]
-        >>> print(f"{found.mean:.3f}, variance {found.variance:.3f}")
-        1.153, variance 0.526
+    >>> price = jnp.array([[1.0, 2.0, 3.0], [2.0, 1.0, 0.5], [0.5, 2.5, 1.0]])
+    >>> engine = VariationalGaussian(choice)
+    >>> engine.run(jax.random.key(0), price, jnp.array([0, 2, 0]))
+    >>> found = engine.posterior["sensitivity"]
+    >>> print(f"{found.mean:.3f}, variance {found.variance:.3f}")
+    1.153, variance 0.526
 
     :param model: a NumPyro model.
     :param bound: ``"exact"``, or a local bound for logistic likelihoods: ``"jaakkola"``, ``"bohning"``,

@@ -120,7 +120,7 @@ class Weighed(NamedTuple):
     variance: Array
     """Variance of the log evidence, as :attr:`Particles.variance`, with this weighing."""
     error: Array
-    """That by the genealogy, if it is larger."""
+    """The same by the genealogy, where that is larger."""
     has_moved: Array
     """False of draws from the prior, which are chains of one."""
     singles: Array
