@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from numpyro_ext.distributions import LinearCategorical
-from numpyro_ext.linalg.recurrent_states import gated_states, simple_states
+from numpyro_ext.linalg import gated_states, simple_states
 
 __all__ = ["collaborative_rnn"]
 

@@ -9,6 +9,7 @@ from .operators.from_functions import adjoint_error, from_functions
 from .operators.operator import LinearOperator, diagonal, from_matrix, identity, select, stack
 from .operators.shifted_transforms import ShiftedTransforms, shifted_transforms
 from .operators.wavelets import WaveletTransform, wavelet_transform
+from .recurrent_states import gated_states, simple_states
 from .saved_names import saved_as
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "fourier",
     "from_functions",
     "from_matrix",
+    "gated_states",
     "identity",
     "frozen_pytree",
     "masked_fourier",
@@ -31,6 +33,7 @@ __all__ = [
     "saved_as",
     "select",
     "shifted_transforms",
+    "simple_states",
     "stack",
     "total_variation",
     "wavelet_transform",

@@ -17,7 +17,11 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "logistic":
 
 
 def simple_states(activation: Activation, matrix: Array, inputs: Array, start: Array) -> Pair:
-    r"""States :math:`h_t = \sigma(W h_{t-1} + x_t)` of many sequences.
+    r"""States :math:`h_t = \sigma(W h_{t-1} + x_t)` of many sequences (Elman 1990).
+
+    >>> last, before = simple_states("tanh", jnp.eye(2), jnp.ones((3, 1, 2)), jnp.zeros((1, 2)))
+    >>> before.shape, last.round(3).tolist()
+    ((3, 1, 2), [[0.961, 0.961]])
 
     :param activation: name of :math:`\sigma`.
     :param matrix: :math:`W`, shape ``(D, D)`` or, one for each sequence, ``(N, D, D)``.
@@ -32,7 +36,12 @@ def simple_states(activation: Activation, matrix: Array, inputs: Array, start: A
 
 
 def gated_states(activation: Activation, matrices: Sequence[Array], inputs: Sequence[Array], start: Array) -> Pair:
-    r"""States of gated recurrent units (GRU) of many sequences.
+    r"""States of gated recurrent units (GRU) of many sequences (Cho et al. 2014, eqs. 5 to 8).
+
+    >>> matrices, inputs = 3 * [jnp.eye(2)], 3 * [jnp.ones((3, 1, 2))]
+    >>> last, before = gated_states("tanh", matrices, inputs, jnp.zeros((1, 2)))
+    >>> before.shape, bool(jnp.all(last > before[-1]))
+    ((3, 1, 2), True)
 
     .. math::
         z_t = \text{logistic}(W_z h_{t-1} + x^z_t), \quad r_t = \text{logistic}(W_r h_{t-1} + x^r_t), \quad
