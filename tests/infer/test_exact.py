@@ -540,7 +540,7 @@ def test_what_was_said_of_the_modes_of_a_fit_stays_with_its_chains():
 
     with pytest.warns(UserWarning, match="two modes"):
         engine = fitted(mirrored, np.full(3, 4.0))
-    exact = engine.sample_exactly(random.key(1), 200, num_chains=2)
+    exact = engine.sample_exactly(random.key(1), 1000, num_chains=2)
     slope = exact.get_samples()["slope"]
     assert np.all(np.sign(slope) == np.sign(slope[0]))
     assert exact.agreement.word != "off"  # as far as chains know
@@ -570,7 +570,9 @@ def test_draws_go_on_in_parts(groups):
     exact.run(exact.last_state.rng_key, COUNTS)
     second = exact.get_samples()
     assert second["rate"].shape == (800, 3)
-    assert not np.isin(np.ravel(second["rate"]), np.ravel(first["rate"])).any()
+    last = first["rate"].reshape(2, 400, 3)[:, -1]  # which a chain may keep
+    assert not np.isin(second["rate"], np.setdiff1d(first["rate"], last)).any()
+    assert not np.isin(second["rate"].reshape(2, 400, 3)[:, 50:], last).any()
     assert exact.agreement["rate"].gap != said["rate"].gap
     exact.warmup(random.key(4), COUNTS)
     exact.run(exact.last_state.rng_key, COUNTS)

@@ -28,6 +28,18 @@ Block = Callable[[PyTree, int], tuple[PyTree, Fields]]
 Model = tuple[tuple[Any, ...], dict[str, Any]]
 
 
+class Moving(Protocol):
+    """State of chains."""
+
+    @property
+    def i(self) -> Array:
+        """Number of transitions that were made."""
+
+    @property
+    def rng_key(self) -> Array:
+        """Key of all of them."""
+
+
 class Movable(Protocol):
     """Kernel that makes the random numbers of a transition apart from it."""
 
@@ -67,29 +79,34 @@ def block_of(
     :param numbers_ahead: random numbers that are made at once, about.
     """
 
-    def fields(state: Any) -> Fields:
+    def fields(state: Moving) -> Fields:
         return {name: getattr(state, name) for name in names}
 
     @quick_jit
-    def block(state: Any, number: int) -> tuple[Any, Fields]:
+    def block(state: Moving, number: int) -> tuple[Moving, Fields]:
         numbers_of_one = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(kernel.noise, state.rng_key, 0)))
         ahead = int(np.clip(numbers_ahead // numbers_of_one, 1, LARGEST_BLOCK))
         total = number * thinning
 
-        def stretch(begin: Array, moving: tuple[Any, Fields]) -> tuple[Any, Fields]:
-            first = moving[0].i
-            noises = jax.vmap(kernel.noise, (None, 0))(moving[0].rng_key, first + jnp.arange(ahead))
+        def stretch(moving: tuple[Moving, Fields, Array]) -> tuple[Moving, Fields, Array]:
+            state, kept, before = moving
+            # each transition has one place among those whose numbers are made with its own, on which rounding depends
+            begin = state.i // ahead * ahead
+            noises = jax.vmap(kernel.noise, (None, 0))(state.rng_key, begin + jnp.arange(ahead))
+            first = state.i - begin
 
-            def draw(j: Array, moving: tuple[Any, Fields]) -> tuple[Any, Fields]:
+            def draw(j: Array, moving: tuple[Moving, Fields]) -> tuple[Moving, Fields]:
                 state, kept = moving
                 state = kernel.moved(state, jax.tree.map(lambda leaf: leaf[j], noises), *model)
-                place = (ahead * begin + j) // thinning
+                place = (before + j - first) // thinning
                 return state, jax.tree.map(lambda all_, one: all_.at[place].set(one), kept, fields(state))
 
-            return lax.fori_loop(0, jnp.minimum(ahead, total - ahead * begin), draw, moving)
+            last = jnp.minimum(ahead, first + total - before)
+            return *lax.fori_loop(first, last, draw, (state, kept)), before + last - first
 
         nothing = jax.tree.map(lambda x: jnp.zeros((LARGEST_BLOCK, *x.shape), x.dtype), fields(state))
-        return lax.fori_loop(0, -(-total // ahead), stretch, (state, nothing))
+        none = jnp.zeros_like(state.i)
+        return lax.while_loop(lambda moving: moving[2] < total, stretch, (state, nothing, none))[:2]
 
     return block
 

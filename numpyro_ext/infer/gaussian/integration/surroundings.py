@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ....compilation.transfer import to_device
 from ...front.running.progress import progress_bar
 from ...front.state import Fit
 from ...hyper.density.known_points import KnownPoints
@@ -18,6 +19,8 @@ from ..fitting.point_fit import PointFit
 
 _TOL = 1e-4
 """Tolerance of fits at a design: marginals are mixtures over points that are a standard deviation apart."""
+_TOGETHER = 128
+"""Points whose hyperparameters are computed in one call."""
 
 
 class NoDesign(RuntimeError):
@@ -91,9 +94,13 @@ class Surroundings(NamedTuple):
 
     def constrained(self, points: np.ndarray) -> np.ndarray:
         """Values of all hyperparameters at points, shape ``(n, v)``, as what a user is told of."""
-        values = self.place(points).astype(self.fit.last_state.values.dtype)
-        rows = [self.space.unpack(row) for row in values]
-        return np.stack([np.concatenate([np.ravel(value) for value in row.values()]) for row in rows])
+        values, parts = self.place(points).astype(self.fit.last_state.values.dtype), []
+        for start in range(0, len(values), _TOGETHER):
+            # filled up, so that one program serves any number
+            index = np.minimum(np.arange(start, start + _TOGETHER), len(values) - 1)
+            found = self.programs.constrained(to_device(values[index]), self.space.fixed)
+            parts.append(np.concatenate([np.asarray(value).reshape(_TOGETHER, -1) for value in found.values()], 1))
+        return np.concatenate(parts)[: len(values)]
 
     def cell(self, step: float) -> np.ndarray:
         """Standard deviations of unconstrained hyperparameters within a cube of ``z`` of this side, shape ``(d,)``."""
