@@ -39,6 +39,13 @@ def _verbal_aggression() -> np.ndarray:
     return table.pivot(index="id", columns="item", values="code").to_numpy()
 
 
+def _extraversion(num_people: int) -> np.ndarray:
+    table = pd.read_csv(data_path("ipip-big5", "big5_first15000.csv.gz"), sep=None, engine="python")
+    found = table[[f"E{number}" for number in range(1, 11)]].to_numpy()[:num_people] - 1
+    found[:, 1::2] = 4 - found[:, 1::2]
+    return found
+
+
 @needs_data
 @pytest.mark.thorough
 @pytest.mark.parametrize(
@@ -48,6 +55,9 @@ def _verbal_aggression() -> np.ndarray:
         (_lsat, "2pl", -2466.6534),
         (_verbal_aggression, "graded", -6285.8175),
         (_verbal_aggression, "generalised-partial-credit", -6298.4964),
+        (partial(_extraversion, 4000), "graded", -53855.228),
+        (partial(_extraversion, 4000), "generalised-partial-credit", -54340.575),
+        (partial(_extraversion, 15_000), "graded", -202282.024),
     ],
 )
 def test_maxima_are_those_of_the_literature_from_three_starts(answers, family, log_likelihood):

@@ -23,8 +23,8 @@ from jax import Array, lax
 from .....linalg.padding import chunked
 from .....structure.latent_gaussian import BlockKinds, LatentGaussian
 
-LARGEST_CHUNK = 4_000_000
-"""Numbers of all blocks at all nodes that are held at a time."""
+LARGEST_CHUNK = 1_000_000
+"""Numbers of all blocks at all nodes that are held at a time; those that leave the caches of a processor are slower."""
 
 
 class Blocks(NamedTuple):
