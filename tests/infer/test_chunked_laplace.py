@@ -13,11 +13,13 @@ from jax import random
 
 from numpyro_ext.infer import ChunkedSVI
 from numpyro_ext.infer.stochastic.personal.laplace import LaplaceProgram, covariance_root
-from numpyro_ext.infer.stochastic.personal.people import Given, Slopes, _evidence
-from numpyro_ext.infer.stochastic.personal.person import Person, inverse_curvature
+from numpyro_ext.infer.stochastic.personal.peaks import Peaks, inverse_curvature, spread_points
+from numpyro_ext.infer.stochastic.personal.people import Given, Mode, Slopes, _evidence
+from numpyro_ext.infer.stochastic.personal.person import Person
 from numpyro_ext.infer.stochastic.setting import Setting
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences, EventSplit
+from tests.monte_carlo import NUM_ERRORS
 from tests.tiers import thorough
 
 NUM_ITEMS, SGD = 4, optax.sgd(0.0)
@@ -179,6 +181,10 @@ def test_what_cannot_be_integrated_is_named():
         engine_of(optax.adam(0.1)).run(
             random.key(0), log, num_epochs=1, rank=1, carry=jnp.zeros(()), init_params={"bases": np.zeros(4)}
         )
+    with pytest.raises(ValueError, match=r"'base' with the shape \(5,\), and the model has it with \(4,\)"):
+        engine_of(optax.adam(0.1)).run(
+            random.key(0), log, num_epochs=1, rank=1, carry=jnp.zeros(()), init_params={"base": np.zeros(5)}
+        )
 
 
 @pytest.mark.thorough
@@ -246,6 +252,22 @@ def test_the_curvature_is_the_hessian_of_the_density(model, options, carry, is_s
     np.testing.assert_allclose(found, -jax.hessian(person._density)(numbers, given, items, mask), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_the_evidence_of_a_search_that_has_not_ended_is_that_of_its_end(has_ended, monkeypatch):
+    """A Newton step moves nothing where a search has ended, and may lead anywhere where it has not."""
+    items, mask, carry = jnp.array([1, 3, 0, 1]), jnp.ones(4, bool), (jnp.array(0.3), jnp.array(0))
+    setting, program = Setting.of({"num_users": 1, "num_items": 4}, carry, 1), LaplaceProgram(turns, SGD, "users", 4)
+    args = (items[None], mask[None], jax.tree.map(lambda x: x[None], carry))
+    first = program.init(random.key(0), 1, jnp.arange(1), args, setting, None)
+    person, given, numbers = program.people, Given(program.constrained(first), setting), jnp.array([0.5, -0.8])
+    at = jax.jit(person._slopes)(numbers, given, items, mask)
+    end = Mode(numbers, at.precision, _evidence(at), jnp.array(60), jnp.array(has_ended))
+    monkeypatch.setattr(person, "mode", lambda *args: end)
+    found = jax.jit(lambda: person.evidence(given, numbers, items, jnp.array(4))[0])()
+    assert (abs(found - end.log_evidence) < 1e-9) is not has_ended, (found, end.log_evidence)
+
+
 def test_slopes_in_single_precision_are_those_of_autodiff():
     """Sums over many items for several numbers, which jaxlib 0.10.2 gets wrong in single precision alone."""
     options = {"num_users": 1, "num_items": 922, "width": 2, "personal": "low-rank", "rank": 4}
@@ -267,7 +289,8 @@ def person_of(density):
     def look(draws):
         return jnp.stack([draws[:, 0], -draws[:, 0]], 1), density(draws)
 
-    return Person(np.zeros(2), 0.01 * np.eye(2), 0.0, True, 0, look)
+    mode, covariance = np.zeros(2), 0.01 * np.eye(2)
+    return Person(mode, covariance, 0.0, True, 0, look, Peaks(mode[None], covariance[None], np.ones(1)))
 
 
 def test_a_curvature_in_single_precision_has_an_inverse():
@@ -294,6 +317,40 @@ def test_draws_of_a_person_reach_what_the_curvature_at_her_mode_does_not_see():
     far = person_of(lambda draws: -0.5 * ((draws - 9.0) ** 2).sum(1) / 0.01)
     with pytest.warns(UserWarning, match="far from the Gaussian at its mode, .*Pareto k-hat .*NUTS for the latent"):
         far.next_probabilities()
+
+
+def test_draws_are_around_all_modes_that_are_known():
+    """Two normal distributions, of which draws around the one do not see the other."""
+    places, shares = np.array([[2.0, 0.0], [-1.0, 3.0]]), np.array([0.3, 0.7])
+
+    def look(draws):
+        square = ((draws[:, None] - places) ** 2).sum(-1) / 0.01
+        return jnp.stack([draws[:, 0], -draws[:, 0]], 1), jax.nn.logsumexp(-0.5 * square, axis=1, b=shares)
+
+    flat = 0.01 * np.eye(2)
+    modes = Peaks(places, np.stack([flat, flat]), np.array([0.5, 0.5]))
+    both = Person(places[0], flat, 0.0, True, 0, look, modes)
+    alone = Person(places[0], flat, 0.0, True, 0, look, Peaks(places[:1], flat[None], np.ones(1)))
+    mean = shares @ places
+    exact = flat + (shares[:, None] * (places - mean)).T @ (places - mean)
+    error = NUM_ERRORS * np.sqrt(np.diag(exact) / 500)  # of 768 draws around the modes
+    assert (np.abs(both.mean - mean) < error).all() and (np.abs(alone.mean - mean) > 5 * error).any()
+    np.testing.assert_allclose(both.covariance, exact, atol=0.5)
+
+
+def test_ends_of_searches_are_one_mode_each():
+    means, precisions = np.array([[0.0, 0.0], [3.0, 0.0], [0.01, 0.0], [5.0, 5.0]]), np.tile(4 * np.eye(2), (4, 1, 1))
+    logs, ended = np.array([-2.0, -1.0, -2.0, 4.0]), np.array([True, True, True, False])
+    modes, evidence = Peaks.of(means, precisions, logs, ended)
+    np.testing.assert_array_equal(modes.means, means[[1, 0]])
+    np.testing.assert_allclose([evidence, *modes.shares * np.exp(evidence)], [evidence, np.exp(-1.0), np.exp(-2.0)])
+    alone, evidence = Peaks.of(means, precisions, logs, np.zeros(4, bool))
+    np.testing.assert_array_equal(alone.means, means[3:])
+    assert evidence == 4.0 and alone.shares == [1.0]
+    np.testing.assert_array_equal(spread_points(1, 3), np.zeros((1, 3)))
+    points = spread_points(400, 3)
+    np.testing.assert_allclose(points.mean(0), 0.0, atol=0.05)
+    np.testing.assert_allclose(np.cov(points.T), np.eye(3), atol=0.1)
 
 
 @pytest.mark.slow

@@ -371,7 +371,7 @@ def test_priors_count_once_over_the_chunks_of_a_batch():
 
 
 def test_a_run_on_other_data_of_this_size_compiles_nothing(engine):
-    run(engine)
+    run(engine, num_epochs=3, init_state=run(engine).last_state)
     with compiled_programs() as names:
         fit = run(engine, sequences([one[::-1] for one in LISTS], 3), init_params={"shared": jnp.ones((3, 3))})
         names.clear()  # values to begin at are one argument more
@@ -498,6 +498,24 @@ def test_a_model_without_carry_is_told_what_to_return():
     )
     with pytest.raises(ValueError, match=r"the shapes that it was given, \(2, 3\); it returned \(2, 2\)"):
         run(shorter)
+
+
+@pytest.mark.thorough
+def test_parameters_of_another_width_are_refused_and_chunks_may_be_of_one_event_or_of_more_than_all():
+    log = sequences([[0, 1, 2, 0, 1], [1, 0], [2]], 3)
+
+    def trained(chunk, **options):
+        engine = ChunkedSVI(
+            collaborative_rnn, optim=optax.sgd(0.0), plate="users", batch_size=2, chunk=chunk, progress_bar=False
+        )
+        return engine.run(random.key(0), log, num_epochs=1, personal="none", **options)
+
+    alone, whole = trained(1, width=2), trained(100, width=2)
+    np.testing.assert_allclose(alone.losses, whole.losses, rtol=1e-9)
+    with pytest.raises(ValueError, match=r"'W_h' with the shape \(2, 2\), and the model has it with \(3, 3\)"):
+        trained(4, width=3, init_params={"W_h": whole.params["W_h"]})
+    with pytest.raises(ValueError, match="another model, optimiser or number of rows"):
+        trained(100, width=3, init_state=whole.last_state)
 
 
 def test_optimisers_and_options_that_cannot_work_are_refused(engine):

@@ -133,11 +133,20 @@ def test_someone_new_has_the_posterior_of_the_model(low_rank):
     shared = Given(low_rank.params, low_rank._setting)
     for most_cells in (1, 8 * 16 * 4):  # one after the other, and eight side by side
         histories = [np.asarray(part, int) for part in (history, [], history[:3], history)]
-        rows = low_rank._personal.people(shared, histories, [0] * 4, most_cells)
+        rows = low_rank._personal.people(shared, histories, [0] * 4, 1, most_cells)
         np.testing.assert_allclose([rows[k].mode for k in (0, 1, 3)], [person.mode, [0.0, 0.0], person.mode], atol=1e-9)
         assert len(rows) == 4 and np.abs(rows[2].mode - person.mode).max() > 0.01
     with pytest.raises(ValueError, match="indices of items.*Labels have their index in EventSequences.item_labels"):
         low_rank.fold_in(["tea", "milk"])
+    with pytest.raises(ValueError, match="num_starts is an integer from 1; got 0"):
+        low_rank.fold_in(history, num_starts=0)
+    searched = low_rank.fold_in([history, history[:3]], num_starts=4)
+    others = [low_rank.fold_in(history, num_starts=4), low_rank.fold_in(history[:3], num_starts=4)]
+    for one, other in zip(searched, others, strict=True):  # this posterior has one mode
+        assert one.converged and len(one.modes.means) == 1
+        np.testing.assert_allclose(one.mode, other.mode, atol=1e-6)
+        np.testing.assert_allclose(one.log_evidence, other.log_evidence, rtol=1e-9)
+    np.testing.assert_allclose(searched[0].mode, person.mode, atol=1e-5)
     for number in (1, 0, -1, 2.0):
         with pytest.raises(ValueError, match="num_draws is an integer from 2"):
             person.next_probabilities(number)

@@ -20,7 +20,7 @@ from .labels import Labels, checked_user
 from .local_sites import parted
 from .personal.people import Given, PersonalPosterior
 from .program import Parameters, Program
-from .scoring import checked_draws
+from .scoring import checked_number
 from .setting import Setting
 
 
@@ -224,7 +224,7 @@ class ChunkedFit(Shown):
         ]
         return logsumexp(np.asarray(draws, float), axis=0) - np.log(len(draws))
 
-    def fold_in(self, history: Any) -> Any:
+    def fold_in(self, history: Any, *, num_starts: int = 1) -> Any:
         """Posterior of someone who was not in the fit, given all that is shared.
 
         For models with one standard normal latent site in the plate, as ``collaborative_rnn(personal="low-rank")`` has.
@@ -235,14 +235,18 @@ class ChunkedFit(Shown):
         :param history: indices of her items so far; may be empty, for the prior. A list of histories, or a matrix with
             one in each row, is folded in side by side. Items that the fit has not seen are left out, which
             ``num_dropped`` tells.
+        :param int num_starts: points that searches for modes begin at: the mean of the prior, and others that are
+            spread as it is. Personal parts of a network often have several modes, of which one search finds one;
+            draws on the posterior are around all that are found.
         :return: a :class:`Person`, with ``next_probabilities``, ``mean`` and ``covariance``, ``mode`` and
             ``log_evidence``; a list of them for a list of histories.
         :raises ValueError: if the model has free parameters of each user, or other latent sites.
 
-        **Cost:** some thirty steps of a pass forwards and back, and two of a forward pass for each latent number.
+        **Cost:** for each start some thirty steps of a pass forwards and back, and two of one for each latent number.
         Lengths are padded to powers of two, and other people of these lengths compile nothing.
         """
         self._check_sequential()
+        num_starts = checked_number("ChunkedFit.fold_in", "num_starts", num_starts, 1)
         if getattr(history, "ndim", 0) == 2:
             history = list(np.asarray(history))
         is_many = isinstance(history, list | tuple) and len(history) > 0 and all(np.ndim(one) == 1 for one in history)
@@ -257,7 +261,8 @@ class ChunkedFit(Shown):
         shared = Given(parted(self.params, self._program.sites.axes)[0], self._setting)
         if self._personal is None:
             self._personal = PersonalPosterior(self._program, shared, "ChunkedFit.fold_in")
-        people = self._personal.people(shared, known, [a.size - b.size for a, b in zip(given, known, strict=True)])
+        dropped = [a.size - b.size for a, b in zip(given, known, strict=True)]
+        people = self._personal.people(shared, known, dropped, num_starts)
         return people if is_many else people[0]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -293,7 +298,7 @@ class ChunkedFit(Shown):
     def _draws(self, number: int | None) -> int:
         if number is None:
             return 16 if self._program.has_guide else 1
-        return checked_draws("ChunkedFit", number, 1)
+        return checked_number("ChunkedFit", "num_draws", number, 1)
 
     def _check_sequential(self) -> None:
         if not self.is_sequential:

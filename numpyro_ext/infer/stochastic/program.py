@@ -120,17 +120,14 @@ class Program(Scoring):
             recorder, svi, begin, compiled = self._begun.setdefault(
                 (jax.tree.structure(given), shapes), self._beginning(users, args)
             )
+            if init_params:
+                own = self._own_shapes(key, users, args, setting)
+                _check_shapes(jax.tree.map(jnp.shape, init_params), own)
             run = begin if not self._compiles_init else partial(jax.eval_shape, begin) if only_shapes else compiled
             values = run(key, *given)
             bounds = jax.tree.leaves(svi.constrain_fn.args)
             if any(isinstance(bound, jax.core.Tracer) for bound in bounds):  # they were made inside
                 values = begin(key, *given)
-        unknown = sorted(set(init_params or ()) - set(values))
-        if unknown:
-            raise ValueError(
-                f"ChunkedSVI: init_params has {', '.join(map(repr, unknown))}, and the parameters are "
-                f"{', '.join(map(repr, values))}."
-            )
         self.can_be_kept = not bounds  # these are constants of the programs
         if not self.has_guide and recorder.latents:
             raise ValueError(
@@ -162,6 +159,19 @@ class Program(Scoring):
                 return svi.optim.get_params(state.optim_state)
 
         return _Beginning(recorder, svi, begin, jax.jit(begin))
+
+    def _own_shapes(
+        self, key: Array, users: Array, args: tuple[object, ...], setting: Setting
+    ) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters as the model begins them by itself."""
+        _, svi, begin, _ = self._beginning(users, args)
+
+        def values() -> dict[str, Array]:
+            begun = begin(key, users, args, None, setting)
+            found: dict[str, Array] = svi.constrain_fn(begun)
+            return found
+
+        return {name: value.shape for name, value in jax.eval_shape(values).items()}
 
     def constrained(self, parameters: Parameters) -> dict[str, Array]:
         """Values of all parameters as the model has them."""
@@ -332,3 +342,19 @@ class Program(Scoring):
         initial = (parameters.take(rows), key, carry, jnp.zeros(()), jnp.array(True))
         batch, key, _, total, good = lax.fori_loop(0, num_chunks, body, initial)
         return self._put_back(parameters, rows, batch), key, total, good
+
+
+def _check_shapes(given: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse values of parameters that the model does not have, or has with another shape."""
+    unknown = sorted(set(given) - set(shapes))
+    if unknown:
+        raise ValueError(
+            f"ChunkedSVI: init_params has {', '.join(map(repr, unknown))}, and the parameters are "
+            f"{', '.join(map(repr, shapes))}."
+        )
+    for name, shape in given.items():
+        if shape != shapes[name]:
+            raise ValueError(
+                f"ChunkedSVI: init_params has {name!r} with the shape {shape}, and the model has it with "
+                f"{shapes[name]}. Parameters of a network begin one of the same width, items and users."
+            )

@@ -237,11 +237,11 @@ def of_each(carry: Any, number: int) -> Any:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (number, *jnp.shape(x))), carry)
 
 
-def checked_draws(who: str, number: Any, least: int) -> int:
-    """Number of draws to average over.
+def checked_number(who: str, name: str, number: Any, least: int) -> int:
+    """Number of draws to average over, or of starts.
 
     :raises ValueError: if it is no integer, or too small.
     """
     if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < least:
-        raise ValueError(f"{who}: num_draws is an integer from {least}; got {number!r}.")
+        raise ValueError(f"{who}: {name} is an integer from {least}; got {number!r}.")
     return int(number)

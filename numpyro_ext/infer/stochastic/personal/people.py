@@ -17,7 +17,8 @@ from ..program import Program
 from ..scoring import logits_of, of_each, seen_in
 from ..setting import Setting
 from .bending import weighted_bending
-from .person import Person, inverse_curvature
+from .peaks import Peaks, spread_points
+from .person import Person
 from .search import Place, beside, chosen, repeated
 
 _PROBES = 5
@@ -288,53 +289,69 @@ class PersonalPosterior:
         found = lax.stop_gradient(self.mode(held, lax.stop_gradient(start), items, length))
         exact = self._curvature(found.mean, found.precision, held, items, mask)
         is_concave = jnp.isfinite(jnp.linalg.cholesky(exact)).all()
-        metric = lax.stop_gradient(jnp.where(is_concave, exact, found.precision))
-        gradient = jax.grad(self._density)(found.mean, given, items, mask)
-        numbers = found.mean + jnp.linalg.solve(metric, gradient)
+        values, vectors = jnp.linalg.eigh(jnp.where(is_concave, exact, found.precision))
+        least = jnp.where(is_concave, jnp.finfo(values.dtype).eps * values[-1], 1.0)
+        axes = lax.stop_gradient(vectors / jnp.sqrt(jnp.maximum(values, least)))
+        step = axes @ (axes.T @ jax.grad(self._density)(found.mean, given, items, mask))
+        # where a search has not ended a step may lead anywhere: the evidence is that of its end
+        numbers = found.mean + step - lax.stop_gradient(jnp.where(found.converged, 0.0, step))
         return _evidence(self._slopes(numbers, given, items, mask)), found
 
     def people(
-        self, given: Given, histories: list[np.ndarray], dropped: list[int], most_cells: int = _MOST_CELLS
+        self,
+        given: Given,
+        histories: list[np.ndarray],
+        dropped: list[int],
+        num_starts: int = 1,
+        most_cells: int = _MOST_CELLS,
     ) -> list[Person]:
         """Posteriors of people, of whom those of like length are padded alike, and searched for side by side.
 
         :param histories: items of each, all known.
         :param dropped: number of events of each that are left out.
+        :param num_starts: points that searches for the modes of each begin at.
         :param most_cells: probabilities, or tangents of these, at once.
         """
         found: dict[int, Person] = {}
         sizes = np.array([_padded(len(history)) for history in histories])
+        at_once = max(_PEOPLE_AT_ONCE // num_starts, 1)
         waiting: list[int] = []
         for size in np.unique(sizes):
             waiting += np.flatnonzero(sizes == size).tolist()
             if len(waiting) >= _FEW or size == sizes.max():
-                for start in range(0, len(waiting), _PEOPLE_AT_ONCE):
-                    who = waiting[start : start + _PEOPLE_AT_ONCE]
-                    rows = self._padded_people(given, [histories[k] for k in who], size, most_cells)
+                for start in range(0, len(waiting), at_once):
+                    who = waiting[start : start + at_once]
+                    rows = self._padded_people(given, [histories[k] for k in who], size, num_starts, most_cells)
                     found |= {k: row(dropped[k]) for k, row in zip(who, rows, strict=True)}
                 waiting = []
         return [found[k] for k in range(len(histories))]
 
     def _padded_people(
-        self, given: Given, histories: list[np.ndarray], size: int, most_cells: int
+        self, given: Given, histories: list[np.ndarray], size: int, num_starts: int, most_cells: int
     ) -> list[Callable[[int], Person]]:
         """Posteriors of some people, given the numbers of events that are left out."""
-        rows = 1 if len(histories) == 1 else _PEOPLE_AT_ONCE  # for any number of people the same program
+        number = len(histories) * num_starts
+        # for any number of people the same program
+        rows = 1 if number == 1 else max(_PEOPLE_AT_ONCE, num_starts)
         items, lengths = np.zeros((rows, size), np.int32), np.zeros(rows, int)
         for k, history in enumerate(histories):
-            items[k, : len(history)], lengths[k] = history, len(history)
+            own = slice(k * num_starts, (k + 1) * num_starts)
+            items[own, : len(history)], lengths[own] = history, len(history)
+        starts = np.zeros((rows, self.size))
+        starts[:number] = np.tile(spread_points(num_starts, self.size), (len(histories), 1))
         cells = size * int(given.setting.constants.options["num_items"])
         lanes, looks = (_power_below(most_cells // one, rows) for one in (cells, self.size * cells))
-        modes = self.find(given, np.zeros((rows, self.size)), items, lengths, len(histories), lanes, looks)
-        modes = jax.tree.map(np.asarray, modes)
+        found = jax.tree.map(np.asarray, self.find(given, starts, items, lengths, number, lanes, looks))
 
         def person(k: int, gone: int) -> Person:
-            def look(draws: Array) -> tuple[Array, Array]:
-                return self.look(given, draws, items[k], lengths[k])
+            own = slice(k * num_starts, (k + 1) * num_starts)
+            ends = jax.tree.map(lambda x: x[own], found)
 
-            covariance = inverse_curvature(modes.precision[k])
-            evidence, converged = float(modes.log_evidence[k]), bool(modes.converged[k])
-            return Person(modes.mean[k], covariance, evidence, converged, gone, look)
+            def look(draws: Array) -> tuple[Array, Array]:
+                return self.look(given, draws, items[own.start], lengths[own.start])
+
+            modes, evidence = Peaks.of(ends.mean, ends.precision, ends.log_evidence, ends.converged)
+            return Person(modes.means[0], modes.covariances[0], evidence, bool(ends.converged.any()), gone, look, modes)
 
         return [partial(person, k) for k in range(len(histories))]
 

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from scipy.special import gammaln
+from scipy.special import gammaln, logsumexp
 
 from ....display import Shown
 from ...front.answers.resampling import LARGEST_SHAPE, pareto_smoothed
 from ...front.running.progress import warn
-from ..scoring import checked_draws
+from ..scoring import checked_number
+from .peaks import Peaks
 
 _DEGREES = 10.0
 """Degrees of freedom of the t-distribution that weighted draws are from: its tails must not be the lighter ones."""
@@ -44,18 +45,18 @@ class _Weighted(NamedTuple):
 class Person(Shown):
     """Someone new: the posterior of her latent numbers, and what she does next.
 
-    Means are over draws from a t-distribution at the mode and, a quarter of them, from the prior, with the importance
+    Means are over draws from t-distributions at the modes and, a quarter of them, from the prior, with the importance
     weights of the density of her events and numbers, the largest of which are smoothed (Vehtari et al. 2024). Where
     Pareto k-hat says that the weights cannot hold, a warning says so. Another mode of the posterior that no draw
-    reaches stays unseen.
+    reaches stays unseen; ``fold_in(..., num_starts=)`` looks for more.
     """
 
     mode: np.ndarray
-    """Mode of the latent numbers, shape ``(K,)``."""
+    """Mode of the latent numbers, shape ``(K,)``; of several, that of the greatest evidence."""
     covariance_at_mode: np.ndarray
     """Inverse of the Gauss-Newton curvature there, shape ``(K, K)``."""
     log_evidence: float
-    """Laplace's approximation of the log probability of the history."""
+    """Laplace's approximation of the log probability of the history; of several modes, the sum."""
     converged: bool
     """True if the search for the mode ended at a zero of the gradient."""
     num_dropped: int
@@ -63,6 +64,8 @@ class Person(Shown):
     look: Callable[[Array], tuple[Array, Array]]
     """Function from values of the latent numbers, shape ``(draws, K)``, to the log probabilities of the next item and
     the log densities of events and numbers."""
+    modes: Peaks
+    """All modes that were found."""
 
     def predict(self, numbers: Array) -> Array:
         """Log probabilities of the next item at values of the latent numbers.
@@ -83,7 +86,7 @@ class Person(Shown):
         **Cost:** a forward pass for each draw, and up to seven where the posterior is far from a Gaussian.
         """
         key = jax.random.key(0) if rng_key is None else rng_key
-        found = self._weighted(checked_draws("Person", num_draws, 2), key)
+        found = self._weighted(checked_number("Person", "num_draws", num_draws, 2), key)
         return found.weights @ np.exp(found.log_probabilities)
 
     @cached_property
@@ -102,7 +105,7 @@ class Person(Shown):
 
     def _weighted(self, num_draws: int, key: Array) -> _Weighted:
         """Weighted draws; where the weights cannot hold, twice as many from what the first ones tell, twice at most."""
-        proposal = _Proposal(self.mode, self.covariance_at_mode)
+        proposal = _Proposal(*self.modes)
         for number in range(_MOST_ROUNDS):
             draws = proposal.draw(jax.random.fold_in(key, number), num_draws * 2**number)
             logs, log_density = (np.asarray(part, float) for part in self.look(jnp.asarray(draws, self.mode.dtype)))
@@ -110,8 +113,7 @@ class Person(Shown):
             found = _Weighted(draws, np.exp(log_weights) / np.exp(log_weights).sum(), logs)
             if shape <= LARGEST_SHAPE:
                 return found
-            mean, covariance = found.moments
-            proposal = _Proposal(mean, (proposal.covariance + covariance) / 2)
+            proposal = proposal.adapted(found)
         warn(
             "The posterior of this person is far from the Gaussian at its mode, and from what weighted draws tell of "
             f"it: Pareto k-hat of the weights is {shape:.2f}, so that means over it may be off. Take more draws, or "
@@ -126,36 +128,46 @@ class Person(Shown):
 
 
 class _Proposal(NamedTuple):
-    """Mixture of a t-distribution at the mode and the standard normal prior (Hesterberg 1995)."""
+    """Mixture of t-distributions at the modes and the standard normal prior (Hesterberg 1995)."""
 
-    mode: np.ndarray
-    covariance: np.ndarray
+    means: np.ndarray
+    covariances: np.ndarray
+    shares: np.ndarray
 
     def draw(self, key: Array, num_draws: int) -> np.ndarray:
-        """Draws, with as many of the prior as its share, shape ``(num_draws, K)``."""
+        """Draws, with as many of the prior and of each mode as its share, shape ``(num_draws, K)``."""
         key_normal, key_scale = jax.random.split(key)
-        normal = np.asarray(jax.random.normal(key_normal, (num_draws, len(self.mode))), float)
+        normal = np.asarray(jax.random.normal(key_normal, (num_draws, self.means.shape[1])), float)
         scale = np.asarray(jax.random.chisquare(key_scale, _DEGREES, (num_draws, 1)), float) / _DEGREES
-        at_mode = self.mode + normal / np.sqrt(scale) @ np.linalg.cholesky(self.covariance).T
-        is_prior = np.arange(num_draws) < int(_SHARE_OF_PRIOR * num_draws)
-        return np.where(is_prior[:, None], normal, at_mode)
+        num_prior = int(_SHARE_OF_PRIOR * num_draws)
+        places = (np.arange(num_draws - num_prior) + 0.5) / (num_draws - num_prior)
+        which = np.searchsorted(np.cumsum(self.shares)[:-1], places)
+        tilted = (np.linalg.cholesky(self.covariances)[which] @ (normal / np.sqrt(scale))[num_prior:, :, None])[..., 0]
+        return np.concatenate([normal[:num_prior], self.means[which] + tilted])
+
+    def _of_modes(self, draws: np.ndarray) -> np.ndarray:
+        """Log density of each t-distribution with its share, up to a constant, shape ``(modes, draws)``."""
+        size, roots = self.means.shape[1], np.linalg.cholesky(self.covariances)
+        square = (np.linalg.solve(roots, np.swapaxes(draws - self.means[:, None], 1, 2)) ** 2).sum(1)
+        constant = gammaln((_DEGREES + size) / 2) - gammaln(_DEGREES / 2) - size / 2 * np.log(_DEGREES / 2)
+        volumes = np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(1) - np.log(self.shares)
+        return constant - volumes[:, None] - (_DEGREES + size) / 2 * np.log1p(square / _DEGREES)
 
     def log_density(self, draws: np.ndarray) -> np.ndarray:
         """Log density of the mixture, up to a constant, shape ``(num_draws,)``."""
-        size, root = len(self.mode), np.linalg.cholesky(self.covariance)
-        square = (np.linalg.solve(root, (draws - self.mode).T) ** 2).sum(0)
-        constant = gammaln((_DEGREES + size) / 2) - gammaln(_DEGREES / 2) - size / 2 * np.log(_DEGREES / 2)
-        of_mode = constant - np.log(np.diag(root)).sum() - (_DEGREES + size) / 2 * np.log1p(square / _DEGREES)
         of_prior = -0.5 * (draws**2).sum(1)
-        return np.logaddexp(np.log1p(-_SHARE_OF_PRIOR) + of_mode, np.log(_SHARE_OF_PRIOR) + of_prior)
+        of_modes = logsumexp(self._of_modes(draws), axis=0)
+        return np.logaddexp(np.log1p(-_SHARE_OF_PRIOR) + of_modes, np.log(_SHARE_OF_PRIOR) + of_prior)
 
-
-def inverse_curvature(precision: np.ndarray) -> np.ndarray:
-    """Inverse of a curvature, which is no less than that of the prior, whatever rounding has made of it."""
-    if not np.isfinite(precision).all():
-        raise FloatingPointError(
-            "The curvature at the mode of a person is not finite: the network overflows for her events. Train it with "
-            "smaller steps, or use float64 (numpyro.enable_x64())."
-        )
-    values, vectors = np.linalg.eigh(np.asarray(precision + precision.T, float) / 2)
-    return (vectors / np.maximum(values, 1.0)) @ vectors.T
+    def adapted(self, found: _Weighted) -> _Proposal:
+        """Mixture that weighted draws tell of: each mode has those that it explains best."""
+        logs = self._of_modes(found.draws)
+        weights = np.exp(logs - logsumexp(logs, axis=0)) * found.weights
+        shares = weights.sum(1)
+        weights = weights / np.maximum(shares, np.finfo(float).tiny)[:, None]
+        means, covariances = self.means.copy(), self.covariances.copy()
+        for k in np.flatnonzero(shares > 0):
+            means[k] = weights[k] @ found.draws
+            apart = found.draws - means[k]
+            covariances[k] = (covariances[k] + (weights[k][:, None] * apart).T @ apart) / 2
+        return _Proposal(means, covariances, (self.shares + shares) / 2)
