@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
-from scipy.stats import norm
-from scipy.stats.qmc import Halton
+from scipy.special import logsumexp, ndtri
 
 _SAME = 0.5
 """Greatest distance of two ends of searches for one mode, in its standard deviations."""
@@ -49,7 +47,9 @@ class Peaks(NamedTuple):
 
 def spread_points(number: int, size: int) -> np.ndarray:
     """The mean of a standard normal prior, and other points that are spread as it is, shape ``(number, size)``."""
-    others = norm.ppf(Halton(size, scramble=False).random(number)[1:])
+    from scipy.stats.qmc import Halton  # which takes a second to import
+
+    others = ndtri(Halton(size, scramble=False).random(number)[1:])
     return np.concatenate([np.zeros((1, size)), others])
 
 
