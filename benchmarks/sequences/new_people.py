@@ -119,9 +119,9 @@ def main() -> None:
 
     def row(length: int) -> Iterable[Any]:
         all_scores = np.concatenate(scores[length])
-        errors, gain = -all_scores.mean(0), all_scores[:, 2] - all_scores[:, 0]
-        less = f"{-gain.mean():+.3f} ({gain.std() / len(gain) ** 0.5:.3f})"
-        return length, len(all_scores), *(f"{e:.3f}" for e in errors), less, f"{errors[2] - errors[1]:+.3f}"
+        errors, gains = -all_scores.mean(0), all_scores[:, 2:] - all_scores[:, :2]
+        less = (f"{-gain.mean():+.3f} ({gain.std() / len(gain) ** 0.5:.3f})" for gain in gains.T)
+        return length, len(all_scores), *(f"{e:.3f}" for e in errors), *less
 
     def gaps(values: np.ndarray, digits: int, unit: str = "") -> Iterable[Any]:
         size = 100.0 if unit else 1.0
@@ -138,7 +138,7 @@ def main() -> None:
         "(`fold_in`), and averaged over 64 weighted draws of their posterior.",
         table(
             "events so far | events predicted | pooled | at the mode | posterior | posterior less pooled (s.e.) | "
-            "posterior less mode",
+            "posterior less mode (s.e.)",
             map(row, LENGTHS),
         ),
         "Wanted: posterior at most 0.005 above pooled at every length, and not above the mode up to ten events.",
