@@ -166,11 +166,11 @@ def collaborative_rnn(
         else:
             state, before = gated_states(candidate, recurrent, taken, state)
         before = jnp.swapaxes(before, 0, 1)
-        known, weighed = [before], [W_out]
+        features, weighed = [before], [W_out]
         if personal == "low-rank":  # one product with the state, as offsets would be passes over all logits
-            known.append(jnp.broadcast_to(coefficients[:, None], (*before.shape[:2], rank)))
+            features.append(jnp.broadcast_to(coefficients[:, None], (*before.shape[:2], rank)))
             weighed.append(offsets.T)
-        following: dist.Distribution = LinearCategorical(jnp.concatenate(known, -1), jnp.concatenate(weighed, -1))
+        following: dist.Distribution = LinearCategorical(jnp.concatenate(features, -1), jnp.concatenate(weighed, -1))
         if counts is not None:
             odds = before @ numpyro.param("pointer_weights", jnp.zeros(width))
             odds += numpyro.param("pointer_offset", jnp.array(1.0))
