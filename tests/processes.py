@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -24,6 +26,20 @@ def module_command(module, *arguments_and_place):
     """Arguments of the interpreter for one of two processes."""
     *arguments, port, number = arguments_and_place
     return ["-m", module, *arguments, "--processes", 2, "--port", port, "--process", number]
+
+
+def joined(parser):
+    """Arguments of such a module, in double precision and with its process joined to the others, if there are any."""
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--process", type=int, default=0)
+    parser.add_argument("--port", type=int)
+    arguments = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    if arguments.processes > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"localhost:{arguments.port}", arguments.processes, arguments.process)
+    return arguments
 
 
 def run_in_two_processes(command, timeout=900, ends=(0, 0), cwd=ROOT):

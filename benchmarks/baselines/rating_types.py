@@ -16,7 +16,7 @@ class RatingTypes(NamedTuple):
     log_prior: np.ndarray
     """Log shares of the types, shape ``(num_types,)``."""
     chance: np.ndarray
-    """Of each level of each item, by type, shape ``(num_items, num_levels, num_types)``."""
+    """Log probability of each level of each item, by type, shape ``(num_items, num_levels, num_types)``."""
 
     @classmethod
     def fitted(

@@ -163,7 +163,7 @@ class Way:
     def __init__(self, model: Model, args: tuple[Any, ...]) -> None:
         self._nuts = CompiledNuts(model, WARMUP, NUM_SAMPLES, *args)
         self.runs: list[list[float]] = []
-        """Of each run effective draws, of squares too, gradients, divergences and CPU-seconds."""
+        """Effective draws of each run, of squares too, gradients, divergences and CPU-seconds."""
         self.fit = np.nan
         """CPU-seconds of the next fit."""
 

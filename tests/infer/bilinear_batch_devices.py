@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -22,6 +21,7 @@ from numpyro_ext.infer.bilinear.batches.checkpoints import BatchCheckpoints
 from numpyro_ext.infer.bilinear.batches.run import BatchRun
 from numpyro_ext.infer.front.files.archive import read_archive
 from numpyro_ext.models import binary_factorization, paired_symbols, poisson_factorization
+from tests.processes import joined
 
 NUM_ROWS, NUM_COLUMNS, RANK = 19, 6, 2
 SCALES = {"row_scale": 0.8, "row_bias_scale": 0.5, "col_bias_scale": 0.5}
@@ -220,18 +220,11 @@ def kill_within_a_visit():
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--process", type=int, default=0)
-    parser.add_argument("--port", type=int)
     parser.add_argument("--killed", choices=("counts", "pairs"))
-    arguments = parser.parse_args()
-    jax.config.update("jax_enable_x64", True)
+    arguments = joined(parser)
     jax.config.update("jax_disable_most_optimizations", True)
     folder, number = arguments.folder, arguments.process
     if arguments.processes > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"localhost:{arguments.port}", arguments.processes, number)
         if arguments.killed == "counts" and number == 1:
             kill_within_an_epoch(folder / f"counts.0.{KILLED_IN % 2}")
         if arguments.killed == "pairs" and number == 1:

@@ -5,7 +5,6 @@ it joins others, and writes the file of its number.
 """
 
 import argparse
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ import numpyro.distributions as dist
 
 from numpyro_ext.infer import BilinearVG
 from numpyro_ext.models import paired_symbols, poisson_factorization
+from tests.processes import joined
 
 NUM_ROWS, NUM_COLUMNS, RANK = 14, 6, 2
 SCALES = {"row_scale": 0.8, "row_bias_scale": 0.5, "col_bias_scale": 0.5}
@@ -138,16 +138,7 @@ def fits(devices, folder=None):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--process", type=int, default=0)
-    parser.add_argument("--port", type=int)
-    arguments = parser.parse_args()
-    jax.config.update("jax_enable_x64", True)
-    if arguments.processes > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"localhost:{arguments.port}", arguments.processes, arguments.process)
+    arguments = joined(argparse.ArgumentParser())
     assert len(jax.devices()) == 4
     np.savez(arguments.folder / f"{arguments.process}.npz", **fits(jax.devices(), arguments.folder))
 

@@ -6,7 +6,6 @@
 
 import argparse
 import warnings
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from numpyro_ext.infer import BilinearVG
 from numpyro_ext.infer.bilinear.algorithms.schedules.devices import BY_ROW, SeveralDevices
 from numpyro_ext.infer.bilinear.sampling import parts
 from numpyro_ext.models import binary_factorization
+from tests.processes import joined
 
 OPTIONS = {"bound": "jaakkola", "unlisted_cells": "zero", "progress_bar": False, "num_samples": 10}
 
@@ -86,17 +86,8 @@ def fits(devices, num_steps=60):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--process", type=int, default=0)
-    parser.add_argument("--port", type=int)
-    arguments = parser.parse_args()
-    jax.config.update("jax_enable_x64", True)
+    arguments = joined(argparse.ArgumentParser())
     jax.config.update("jax_disable_most_optimizations", True)
-    if arguments.processes > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"localhost:{arguments.port}", arguments.processes, arguments.process)
     devices = jax.devices()
     assert len(devices) == 4
     np.savez(arguments.folder / f"{arguments.process}.npz", **fits(devices))

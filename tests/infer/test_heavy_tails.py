@@ -245,7 +245,7 @@ def test_what_was_looked_at_is_not_fitted_again():
 
 @pytest.mark.thorough
 def test_what_lies_among_the_outermost_points_and_beyond_them_is_told_together():
-    """Of four groups neither is a fifth of the variance; both are, and the standard deviation is 0.74 of the truth."""
+    """Neither is a fifth of the variance for four groups; both are, and the standard deviation is 0.74 of the truth."""
     y = np.array([1.0, -1.5, 2.0, -0.5])
     engine = EP(groups, progress_bar=False, integrate="ccd")
     with pytest.warns(UserWarning, match="goes on far from its mode.*'tau' .* times as large"):

@@ -290,7 +290,7 @@ def test_four_devices(on_four):
 @needs_float64
 @pytest.mark.slow
 def test_two_processes(on_four, tmp_path):
-    """Of two devices each."""
+    """Processes of two devices each."""
     run_in_two_processes(partial(module_command, DEVICES, tmp_path))
     with np.load(on_four / "alone.npz") as alone:
         for number in range(2):

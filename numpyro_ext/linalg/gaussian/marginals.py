@@ -35,28 +35,29 @@ def cavity_ratio(site_precision: Array, variance: Array) -> Array:
     return jnp.where(jnp.abs(ratio) < 64 * jnp.finfo(ratio.dtype).eps, 0.0, ratio)
 
 
-class GaussianSpace:
+class GaussianSpace(ABC):
     """A Gaussian prior of unknowns seen through a design, in coordinates of its own, to be conditioned on sites.
 
     The shape of coordinates is that of each space; ``...`` are axes of several.
     """
 
+    @abstractmethod
     def predictor(self, coordinates: Array) -> Array:
         """Predictors at coordinates, shape ``(num_rows,)``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unknowns(self, coordinates: Array) -> Array:
         """Unknowns at coordinates, shape ``(..., num_columns)``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def inner(self, a: Array, b: Array) -> Array:
         """The prior's quadratic form between two coordinates; flat unknowns do not enter."""
-        raise NotImplementedError
 
+    @abstractmethod
     def zeros(self) -> Array:
         """The coordinates of the prior mean."""
-        raise NotImplementedError
 
+    @abstractmethod
     def condition(self, site_precision: Array, site_shift: Array) -> ConditionedGaussian:
         r"""Multiply the prior by sites :math:`\exp(-\tau_i h_i^2/2 + \nu_i h_i)`, one per row.
 
@@ -64,35 +65,34 @@ class GaussianSpace:
         :param jax.Array site_shift: :math:`\nu`, shape ``(num_rows,)``.
         :return: the posterior; nan where it is improper.
         """
-        raise NotImplementedError
 
 
-class ConditionedGaussian:
+class ConditionedGaussian(ABC):
     """The Gaussian of :meth:`GaussianSpace.condition`."""
 
+    @abstractmethod
     def log_volume(self) -> Array:
         r""":math:`\frac12 \log|P| - \frac12 \log|H|`, the precisions before and after conditioning, where
         :math:`|P|` counts :math:`2 \pi` for a flat unknown: the log ratio of posterior to prior volume."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unknowns(self) -> Array:
         """Posterior mean of the unknowns, shape ``(num_columns,)``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def map_variance(self, design: Design) -> Array:
         """Posterior variance of ``J e`` for a design ``J``, shape ``(rows of J,)``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def map_covariance(self, design: Design) -> Array:
         """Posterior covariance of ``J e`` for a design ``J``, shape ``(rows of J, rows of J)``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sample(self, rng_key: Array, num_samples: int) -> Array:
         """Exact draws of the unknowns, shape ``(num_samples, num_columns)``."""
-        raise NotImplementedError
 
 
-class WhitenedPosterior(ConditionedGaussian, ABC):
+class WhitenedPosterior(ConditionedGaussian):
     """A Gaussian that is conditioned in coordinates :math:`w` of the unknowns: what it has of its factorisation."""
 
     space: Any

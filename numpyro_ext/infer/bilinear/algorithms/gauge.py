@@ -17,7 +17,7 @@ from .incidence import CoupledBlock, SideBlock, white_size
 
 
 class SideMoments(NamedTuple):
-    """What the step depends on of a side, or of some of its vectors."""
+    """Moments of a side, or of some of its vectors, on which the step depends."""
 
     size: Array
     """Sums of the second moments of the paired components in units of their priors, shape ``(k,)``."""

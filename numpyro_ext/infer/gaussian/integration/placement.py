@@ -154,7 +154,6 @@ def place_adaptively(at: FieldFits, *, is_dear: bool, has_heavy_tails: bool) -> 
         at.heights_at,
         at.around.size,
         at.brief_heights_at,
-        at.brief_heights_at,
         is_dear=is_dear,
         values_at=at.around.constrained,
         has_heavy_tails=has_heavy_tails,

@@ -85,8 +85,7 @@ class Followed(NamedTuple):
 def follow(
     evaluate: Callable[[np.ndarray], np.ndarray],
     size: int,
-    evaluate_last: Callable[[np.ndarray], np.ndarray] | None = None,
-    look: Callable[[np.ndarray], np.ndarray] | None = None,
+    briefly: Callable[[np.ndarray], np.ndarray] | None = None,
     *,
     is_dear: bool = False,
     values_at: Callable[[np.ndarray], np.ndarray] | None = None,
@@ -102,8 +101,7 @@ def follow(
 
     :param evaluate: log density at points of shape ``(n, k)``, as ``(n,)``; ``-inf`` where there is none.
     :param int size: the number of coordinates, in which the density is about ``N(0, I)`` around its mode.
-    :param evaluate_last: the same for the last points, whose values may have few digits.
-    :param look: the same for points far out.
+    :param briefly: the same with few digits, for points far out and the last ones.
     :param bool is_dear: whether to be content with one round, and 36 points at last.
     :param values_at: values at points, shape ``(n, v)``, whose variances decide whether tails are followed; by default
         the coordinates.
@@ -141,7 +139,7 @@ def follow(
         return evaluate(at) - origin
 
     def brief_heights_at(at: np.ndarray) -> np.ndarray:
-        return (look or evaluate)(at) - origin
+        return (briefly or evaluate)(at) - origin
 
     log_integral = cloud.log_integral + _log_mean(log_ratios[: len(plain)])
     seen = look_beyond(
@@ -160,7 +158,7 @@ def follow(
     number = _NUM_SPREAD_DEAR if is_dear else _NUM_SPREAD
     index, log_proposal = spread_out(earlier, number, generator, is_heavy=is_heavy)
     spread = earlier.points[index]
-    found = (evaluate_last or evaluate)(spread) - origin
+    found = brief_heights_at(spread)
     log_ratios = np.where(np.isfinite(found), found - log_proposal, -np.inf)
     emulator = emulate(*known.plus(spread, found), is_heavy=is_heavy)
     cloud = draw_cloud(emulator, earlier.draws, generator, reach=_REACH)

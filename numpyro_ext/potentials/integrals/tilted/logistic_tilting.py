@@ -51,7 +51,7 @@ def sigmoid(logit: Array) -> Sigmoid:
 
 
 def log_sigmoid(logit: Array) -> Array:
-    """That of :func:`sigmoid` alone."""
+    """Log probability of :func:`sigmoid` alone."""
     positive = logit >= 0.0
     return jnp.where(positive, 0.0, logit) - jnp.log1p(jnp.exp(jnp.where(positive, -logit, logit)))
 

@@ -68,7 +68,7 @@ class Part(NamedTuple):
     """Device that draws the cells of its own rows, among others that draw those of theirs."""
 
     axis_name: str
-    """Of the axis of devices."""
+    """Name of the axis of devices."""
     chunk: int
     """Cells that a device draws at once."""
     room: int
