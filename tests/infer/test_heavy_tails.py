@@ -61,6 +61,13 @@ def test_tails_that_fall_as_powers_are_followed(kind, size):
     assert np.max(found.seen.missed, initial=0.0) < 0.3
 
 
+def test_a_constant_among_the_values_hides_no_tails():
+    """Diagonals of correlation matrices are such values: nothing of them lies far out, here or further out."""
+    log_density, sd = apart(3.0)
+    found = follow(log_density, 3, values_at=lambda z: np.concatenate([np.ones((len(z), 1)), z], axis=1))
+    np.testing.assert_allclose(moments(found)[1] / sd(3), 1.0, atol=0.13)
+
+
 def test_tails_that_are_heavy_on_one_side_are_followed():
     """A Student t above the mode, and a normal density below, by quadrature."""
     above, _ = joint(3.0)

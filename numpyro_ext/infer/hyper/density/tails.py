@@ -124,9 +124,14 @@ class FarLook(NamedTuple):
 
         :param near: shares by this look, shape ``(v,)``.
         :param far: shares by that one.
+
+        >>> look = FarLook(np.zeros((2, 1)), np.ones(2), np.zeros(1))
+        >>> look.share_beyond(np.array([0.5, 0.5, 0.0]), np.array([0.5, 0.0, 0.0])).tolist()
+        [1.0, 0.0, 0.0]
         """
-        with np.errstate(divide="ignore"):  # where nothing is there
-            return np.minimum(1.0, math.log(_FURTHER) / np.maximum(np.log(near) - np.log(far), 1e-12))
+        falls = np.divide(near, far, out=np.full_like(near, np.inf), where=far > 0.0)
+        with np.errstate(divide="ignore"):  # where nothing is in this look
+            return np.minimum(1.0, math.log(_FURTHER) / np.maximum(np.log(falls), 1e-12))
 
 
 class Seen(NamedTuple):
