@@ -17,7 +17,8 @@ def values_and_squares(values: np.ndarray) -> np.ndarray:
 
     :param values: shape ``(points, k)``.
     """
-    return np.concatenate([values, np.square(values)], axis=1)
+    with np.errstate(over="ignore"):
+        return np.concatenate([values, np.square(values)], axis=1)
 
 
 def exponentially_tilted(weights: np.ndarray, rows: np.ndarray, ridge: float = 0.0) -> np.ndarray | None:
@@ -52,7 +53,11 @@ def exponentially_tilted(weights: np.ndarray, rows: np.ndarray, ridge: float = 0
             break
         centred = rows - mean
         curvature = (centred.T * found) @ centred + max(ridge, _SMALLEST_CURVATURE) * np.eye(len(slope))
-        lower = _lower(at, slope, np.linalg.solve(curvature, gradient), gradient, height)
+        try:
+            step = np.linalg.solve(curvature, gradient)
+        except np.linalg.LinAlgError:  # a mean that is so far from all rows that the others are lost in rounding
+            return None
+        lower = _lower(at, slope, step, gradient, height)
         if lower is None:
             return None
         slope, found, height = lower

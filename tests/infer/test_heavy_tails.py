@@ -15,6 +15,7 @@ from scipy.stats import t as student
 
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.gaussian.fitting.point_fit import PointFit
+from numpyro_ext.infer.gaussian.integration.matched_weights import features_of, matched_weights
 from numpyro_ext.infer.gaussian.integration.placement import FieldFits
 from numpyro_ext.infer.hyper.density.adaptive import follow
 from numpyro_ext.infer.hyper.density.emulator import emulate
@@ -120,6 +121,14 @@ def test_a_look_tells_how_much_lies_beyond(freedom):
     exact = 2.0 * np.sum(0.5 * (masses[1:] + masses[:-1]) * np.diff(grid)) / sd(1) ** 2
     assert distance == pytest.approx(max(4.5, 1.0 + 3.0 / sd(1)) * sd(1))
     assert 0.7 < share[0] / exact < 1.4
+
+
+@pytest.mark.parametrize("scale", [40.0, 100.0, 300.0])
+def test_weights_stay_where_moments_are_beyond_what_numbers_hold(scale):
+    """A hardly known logarithm, whose exponential has squares up to 1e170 or beyond all numbers."""
+    values = np.exp(scale * np.random.default_rng(0).normal(size=(30, 2)))
+    weights, features = np.full(30, 1.0 / 30.0), features_of([values])
+    np.testing.assert_array_equal(matched_weights(weights, features, 1000.0 * features.mean(axis=0)), weights)
 
 
 def test_an_emulator_knows_tails_of_students():

@@ -198,7 +198,9 @@ def explore(around: Surroundings, options: Integration, *, has_heavy_tails: bool
     higher = at.higher()
     if higher is not None or opposite is not None:
         missed = {}  # of which there is a message
-    elif options.integrate == "auto" and name == "grid" and max(missed.values(), default=0.0) > _LARGEST_MISSED:
+    elif (
+        options.integrate == "auto" and name == "grid" and not all(part <= _LARGEST_MISSED for part in missed.values())
+    ):
         other = explore(around, options._replace(integrate="adaptive"), has_heavy_tails=True)
         if other.is_whole:
             return other
@@ -211,7 +213,8 @@ def explore(around: Surroundings, options: Integration, *, has_heavy_tails: bool
     messages += judge_directions(size, around.space)
     if opposite is not None:
         messages += opposite.message(around.place(design.points), around.cell(math.sqrt(12.0)), found.log_evidence)
-    of_tails = judge_tails(missed, is_followed=placed.followed is not None)
+    # "auto" has tried to follow them
+    of_tails = judge_tails(missed, is_followed=placed.followed is not None or options.integrate == "auto")
     messages += of_tails + judge_unfinished(~np.asarray(fits.converged), found.weights)
     # no point follows the density along a direction that is left out
     is_followed = size == len(around.factor) and not of_shape and not of_tails

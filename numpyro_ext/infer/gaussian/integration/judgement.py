@@ -218,7 +218,7 @@ def judge_spreads(marginals: Mapping[str, MarginalMixture]) -> tuple[str, ...]:
         squares = np.square(mixture.means - mean)
         errors = 0.5 * np.sqrt(np.square(weights) @ np.square(squares - weights @ squares))
         worst = float(np.max(errors / np.where(variance > 0.0, variance, 1.0), initial=0.0))
-        if worst > _LARGEST_ERROR_OF_SPREAD:
+        if not worst <= _LARGEST_ERROR_OF_SPREAD:
             uncertain[name] = worst
     if not uncertain:
         return ()
@@ -256,9 +256,9 @@ def judge_tails(missed: Mapping[str, float], *, is_followed: bool) -> tuple[str,
     "'tau' (1.2 times as large) is"
 
     :param missed: the share of the variance of each site that lies there.
-    :param bool is_followed: whether the points were chosen so that they follow the density.
+    :param bool is_followed: whether points that follow the density were taken or tried.
     """
-    large = {name: share for name, share in missed.items() if share > _LARGEST_TAIL}
+    large = {name: share for name, share in missed.items() if not share <= _LARGEST_TAIL}  # nor a number
     if not large:
         return ()
     names = ", ".join(f"{name!r} ({math.sqrt(1.0 + share):.2g} times as large)" for name, share in large.items())

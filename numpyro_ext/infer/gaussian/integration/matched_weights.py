@@ -41,8 +41,9 @@ def matched_weights(weights: np.ndarray, features: np.ndarray, target: np.ndarra
     if np.sum(weights**2) * _FEWEST_POINTS > 1.0 and len(weights) > _FEWEST_POINTS:
         return weights
     centre = weights @ features
-    spread = np.sqrt(weights @ np.square(features - centre))
-    is_free = spread > 1e-9 * (1.0 + np.abs(centre))
+    with np.errstate(over="ignore", invalid="ignore"):  # values that are beyond all numbers once squared
+        spread = np.sqrt(weights @ np.square(features - centre))
+    is_free = (spread > 1e-9 * (1.0 + np.abs(centre))) & np.isfinite(spread) & np.isfinite(target)
     if not is_free.any():
         return weights
     scaled = (features[:, is_free] - centre[is_free]) / spread[is_free]

@@ -10,7 +10,7 @@ import numpy as np
 from ...hyper.density.adaptive import Followed
 from ...hyper.density.design import Design, stretch
 from ...hyper.density.skewed_normal import SkewedNormal
-from ...hyper.density.tails import FarLook
+from ...hyper.density.tails import FarLook, second_moments
 from ..fitting.point_fit import PointFit
 
 _ENOUGH_FOR_ANOTHER = 0.1
@@ -81,7 +81,7 @@ def missed_by_design(
     # Of two coordinates a tenth on the axes is what joint tails have there, of which most is between them.
     is_brief = follows and len(mean) == 2
     found = missed(on_axes_alone=is_brief)
-    if is_brief and max(found.values(), default=0.0) > _ENOUGH_FOR_ANOTHER:
+    if is_brief and not all(share <= _ENOUGH_FOR_ANOTHER for share in found.values()):
         found = missed(on_axes_alone=False)
     return found
 
@@ -106,7 +106,7 @@ def missed_among_outermost(
     masses = _WIDTH_OF_OUTER / math.sqrt(2.0 * math.pi) * densities
     missed = {}
     for name, (rest, variance) in _spreads(there, fits, weights).items():
-        gain = np.max(masses[:, None] * np.square(rest), axis=0)
+        gain = np.max(second_moments(masses, rest), axis=0)
         missed[name] = float(np.max(gain[variance > 0.0] / variance[variance > 0.0], initial=0.0))
     return missed
 
@@ -128,7 +128,7 @@ def _missed(
         return {name: look.shares(look.volumes * densities, *spread) for name, spread in spreads.items()}
 
     found = shares(look, densities, far)
-    if any(np.any(share > _ENOUGH_FOR_ANOTHER) for share in found.values()):
+    if not all(np.all(share <= _ENOUGH_FOR_ANOTHER) for share in found.values()):
         further = look.further()
         there = fits_at(further.points)
         for name, share in shares(further, _over_mode(there, mode), there).items():

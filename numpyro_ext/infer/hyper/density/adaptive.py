@@ -146,7 +146,7 @@ def follow(
         brief_heights_at, emulator, cloud, of_looks, is_lacking=True, log_integral=log_integral, values_at=values_at
     )
     known, is_heavy = Known(points, values - origin), False
-    goes_on = has_heavy_tails or seen.share > _ENOUGH_TO_GO_ON
+    goes_on = has_heavy_tails or not seen.share <= _ENOUGH_TO_GO_ON  # what is not a number is not small
     if goes_on:
         inner, all_known = known, known.plus(seen.look.points, seen.heights)
         inner, known, draws, is_heavy = go_outwards(

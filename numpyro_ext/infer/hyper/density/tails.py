@@ -107,7 +107,7 @@ class FarLook(NamedTuple):
         :param rest: values at the points less their means, shape ``(m, v)``.
         :param variance: shape ``(v,)``; what has none gains nothing.
         """
-        moments, num_axes = masses[:, None] * np.square(rest), 2 * self.points.shape[1]
+        moments, num_axes = second_moments(masses, rest), 2 * self.points.shape[1]
         gain = np.maximum(np.abs(moments[:num_axes].sum(axis=0)), np.abs(moments[num_axes:].sum(axis=0)))
         return np.divide(gain, variance, out=np.zeros_like(gain), where=variance > 0.0)
 
@@ -126,12 +126,29 @@ class FarLook(NamedTuple):
         :param far: shares by that one.
 
         >>> look = FarLook(np.zeros((2, 1)), np.ones(2), np.zeros(1))
-        >>> look.share_beyond(np.array([0.5, 0.5, 0.0]), np.array([0.5, 0.0, 0.0])).tolist()
-        [1.0, 0.0, 0.0]
+        >>> look.share_beyond(np.array([0.5, 0.5, 0.0, np.inf]), np.array([0.5, 0.0, 0.0, np.inf])).tolist()
+        [1.0, 0.0, 0.0, 1.0]
         """
-        falls = np.divide(near, far, out=np.full_like(near, np.inf), where=far > 0.0)
-        with np.errstate(divide="ignore"):  # where nothing is in this look
+        is_finite = np.isfinite(near) & np.isfinite(far)
+        falls = np.where(is_finite & (far == 0.0), np.inf, 0.0)
+        with np.errstate(divide="ignore", over="ignore"):  # where nothing is in this look, or next to nothing in that
+            np.divide(near, far, out=falls, where=is_finite & (far > 0.0))
             return np.minimum(1.0, math.log(_FURTHER) / np.maximum(np.log(falls), 1e-12))
+
+
+def second_moments(masses: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    """Masses times squares, none where there is no mass, even if values are beyond all numbers there.
+
+    >>> second_moments(np.array([0.0, 0.5]), np.array([[np.inf], [2.0]])).ravel().tolist()
+    [0.0, 2.0]
+
+    :param masses: shape ``(m,)``.
+    :param rest: values less their means, shape ``(m, v)``.
+    """
+    with np.errstate(over="ignore"):
+        squares = np.square(rest)
+    there = np.broadcast_to(masses[:, None] != 0.0, squares.shape)
+    return np.multiply(masses[:, None], squares, out=np.zeros_like(squares), where=there)
 
 
 class Seen(NamedTuple):
@@ -206,7 +223,7 @@ def look_beyond(
     known = values_at(cloud.draws[:_FEW_DRAWS] if values_at is not _coordinates else cloud.draws)
     center, variance = known.mean(axis=0), known.var(axis=0)
     shares = look.shares(kept, values_at(look.points) - center, variance)
-    if is_lacking and np.max(shares) > LARGEST_MISSED:
+    if is_lacking and not np.max(shares) <= LARGEST_MISSED:
         further = look.further()
         beyond = further.volumes * _densities(heights_at(further.points))
         lies_there = further.shares(beyond, values_at(further.points) - center, variance)
