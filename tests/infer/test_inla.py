@@ -268,7 +268,7 @@ def test_three_hyperparameters_by_central_composite_design():
     x = generator.normal(size=(30, 3))
     y = x @ np.array([0.4, 1.3, -0.6]) + 0.6 * generator.normal(size=30)
     options = {"field": ["slopes"], "marginal": "gaussian"}
-    engine = run(trend, jnp.asarray(x), jnp.asarray(y), **options)
+    engine = run(trend, jnp.asarray(x), jnp.asarray(y), design="central-composite", **options)
     lattice = run(trend, jnp.asarray(x), jnp.asarray(y), design="lattice", grid_step=1.0, **options)
     assert len(engine.hyper["scale"].weights) == 15 and len(lattice.hyper["scale"].weights) > 300
 

@@ -349,7 +349,7 @@ def test_a_regression_of_all_kinds_against_nuts():
 
     def model(y):
         level = numpyro.sample("level", dist.StudentT(3, 0, 2.5))
-        tau = numpyro.sample("tau", dist.HalfCauchy(1))
+        tau = numpyro.sample("tau", dist.HalfNormal(1))
         with numpyro.plate("first", 3):
             b = numpyro.sample("b", dist.Laplace(0, 0.3))
         c = numpyro.sample("c", dist.Cauchy(0, 0.5).expand([2]).to_event(1))
