@@ -20,7 +20,6 @@ EXPERIMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "sushi_b": (sushi.sushi_b, 2),
     "sushi_a_sampled": (sampled.sushi_a_sampled, 10),
     "sushi_a_thesis": (thesis.sushi_a_thesis, 10),
-    "lovers": (films.lovers_of_genres, 1),
     "unseen_films": (unseen.unseen_films, 2),
 }
 """Experiments and their numbers of draws."""
@@ -29,7 +28,6 @@ PAGES: dict[str, tuple[tuple[str, ...], Callable[[list[dict[str, Any]]], list[st
     "preferences-movielens": (("movielens",), films.page_of_films),
     "preferences-learned-kernel": (("sushi_a_learned",), sushi.learned_kernel),
     "preferences-sushi-b": (("sushi_b",), sushi.many_persons),
-    "preferences-lovers": (("lovers",), films.page_of_lovers),
     "preferences-unseen-films": (("unseen_films",), unseen.page),
     "preferences-thesis": (("sushi_a_thesis",), thesis.page),
     "preferences-sampled": (("sushi_a_sampled",), sampled.page),
