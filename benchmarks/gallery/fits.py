@@ -12,18 +12,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import numpyro.distributions as dist
-from numpyro import handlers
 from numpyro.diagnostics import summary
 from numpyro.infer import MCMC, init_to_median
-from numpyro.infer.reparam import LocScaleReparam
 from tqdm.auto import tqdm
 
 import numpyro_ext.infer as engines
 from numpyro_ext.structure import read_latent_gaussian
 from tests.gallery import GAUSSIAN, MODELS, Published
 
-from ..harness import make_nuts
+from ..harness import decentred, make_nuts
 
 
 class _Chains(NamedTuple):
@@ -87,7 +84,7 @@ def _reference(published: Published, fitted: Any) -> dict[str, Any]:
     """
     ways: list[tuple[str, Callable[[], MCMC]]] = [
         ("as written", lambda: _nuts(published.model, published, 1)),
-        ("decentred, longer", lambda: _nuts(_decentred(published.model), published, CHAINS.longer)),
+        ("decentred, longer", lambda: _nuts(decentred(published.model), published, CHAINS.longer)),
     ]
     if fitted is not None:
         ways.append(
@@ -113,19 +110,6 @@ def _nuts(model: Callable[..., Any], published: Published, times: int) -> MCMC:
     mcmc = make_nuts(model, times * CHAINS.warmup, times * CHAINS.samples, **options)
     mcmc.run(jax.random.key(0), *published.data(), extra_fields=("diverging",))
     return mcmc
-
-
-def _decentred(model: Callable[..., Any]) -> Callable[..., Any]:
-    def choose(site: dict[str, Any]) -> LocScaleReparam | None:
-        fn = site["fn"]
-        while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
-            fn = fn.base_dist
-        is_done = site["is_observed"] or site["name"].endswith("_decentered")
-        if is_done or not isinstance(fn, dist.Normal | dist.StudentT | dist.Cauchy | dist.Laplace):
-            return None
-        return LocScaleReparam(0.0, ("df",) if isinstance(fn, dist.StudentT) else ())
-
-    return handlers.reparam(model, config=choose)
 
 
 def _judged(mcmc: MCMC, published: Published) -> dict[str, Any]:

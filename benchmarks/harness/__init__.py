@@ -5,7 +5,7 @@ from .compilation import ProgramLog, compile_function, compile_sweep
 from .pages import SCOREBOARD, complete_scoreboard, in_words, run_environment, write_report
 from .processes import COLD, in_own_process
 from .results_table import Row, at_least, at_most
-from .sampling import Chains, CompiledNuts, make_nuts, run_chains
+from .sampling import Chains, CompiledNuts, decentred, make_nuts, run_chains
 from .study import Study, kept_draws
 from .tables import blocks, mean_and_error, standardised, summary, table, table_head, verdict
 
@@ -24,6 +24,7 @@ __all__ = [
     "compile_sweep",
     "complete_scoreboard",
     "cpu_seconds",
+    "decentred",
     "first_and_next",
     "in_own_process",
     "in_turns",

@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import numpyro.distributions as dist
+from numpyro import handlers
 from numpyro.infer import MCMC, NUTS
+from numpyro.infer.reparam import LocScaleReparam
 
 
 class Chains(NamedTuple):
@@ -42,6 +45,22 @@ def make_nuts(
         chain_method="sequential",
         progress_bar=False,
     )
+
+
+def decentred(model: Callable[..., None]) -> Callable[..., None]:
+    """The model with locations and scales of normal, Student, Cauchy and Laplace sites taken out."""
+
+    def choose(site: dict[str, Any]) -> LocScaleReparam | None:
+        fn = site["fn"]
+        while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
+            fn = fn.base_dist
+        is_done = site["is_observed"] or site["name"].endswith("_decentered")
+        if is_done or not isinstance(fn, dist.Normal | dist.StudentT | dist.Cauchy | dist.Laplace):
+            return None
+        return LocScaleReparam(0.0, ("df",) if isinstance(fn, dist.StudentT) else ())
+
+    found: Callable[..., None] = handlers.reparam(model, config=choose)
+    return found
 
 
 class CompiledNuts:
