@@ -18,18 +18,16 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import random
-from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer.reparam import LocScaleReparam
 
 from numpyro_ext import keep_compiled_programs, models
 from numpyro_ext.datasets import load_coal_mining_counts
 from numpyro_ext.infer import EP
 from tests import gallery
 
-from ..harness import SCOREBOARD, CompiledNuts, Study, blocks, cpu_seconds, table
+from ..harness import SCOREBOARD, CompiledNuts, Study, blocks, cpu_seconds, decentred, table
 from ..scores import park
-from .exact_costs import COSTS, cost_lines, cox_process
+from .exact_costs import COSTS, cost_lines, cox_process, effects, intercepts
 
 WARMUP, NUM_SAMPLES = 500, 1000
 NUM_CHAINS, WARMUP_IN_COORDINATES = 4, 200
@@ -39,25 +37,6 @@ COORDINATES = "in the coordinates of EP"
 Model = Callable[..., None]
 
 
-def _effects(name: str, center: Any, scale: Any, number: int, is_centred: bool) -> Any:
-    """Independent normal effects, as one site or as a location and scale of standard ones."""
-    if is_centred:
-        return numpyro.sample(name, dist.Normal(center, scale).expand([number]).to_event(1))
-    return center + scale * numpyro.sample(name, dist.Normal(0, 1).expand([number]).to_event(1))
-
-
-def intercepts(is_centred: bool) -> tuple[Model, tuple[Any, ...]]:
-    """Four Poisson counts in each of 60 groups."""
-    rng, group = np.random.default_rng(1), np.arange(240) % 60
-
-    def model(group: Any, counts: Any) -> None:
-        level, scale = numpyro.sample("level", dist.Normal(0, 2)), numpyro.sample("scale", dist.HalfNormal(1))
-        effect = _effects("effect", level, scale, 60, is_centred)
-        numpyro.sample("counts", dist.Poisson(jnp.exp(effect[group])), obs=counts)
-
-    return model, (group, rng.poisson(np.exp(0.3 + 0.8 * rng.normal(size=60))[group]))
-
-
 def crossed(is_centred: bool) -> tuple[Model, tuple[Any, ...]]:
     """Answers of 40 people to 15 items, yes or no."""
     rng, person, item = np.random.default_rng(2), np.repeat(np.arange(40), 15), np.tile(np.arange(15), 40)
@@ -65,8 +44,8 @@ def crossed(is_centred: bool) -> tuple[Model, tuple[Any, ...]]:
 
     def model(person: Any, item: Any, answer: Any) -> None:
         level = numpyro.sample("level", dist.Normal(0, 2))
-        people = _effects("people", 0.0, numpyro.sample("of_people", dist.HalfNormal(1)), 40, is_centred)
-        items = _effects("items", 0.0, numpyro.sample("of_items", dist.HalfNormal(1)), 15, is_centred)
+        people = effects("people", 0.0, numpyro.sample("of_people", dist.HalfNormal(1)), 40, is_centred)
+        items = effects("items", 0.0, numpyro.sample("of_items", dist.HalfNormal(1)), 15, is_centred)
         numpyro.sample("answer", dist.Bernoulli(logits=level + people[person] + items[item]), obs=answer)
 
     return model, (person, item, rng.binomial(1, 1 / (1 + np.exp(-eta))))
@@ -83,8 +62,8 @@ def salamanders(is_centred: bool) -> tuple[Model, tuple[Any, ...]]:
     def model(kinds: Any, female: Any, male: Any, mated: Any) -> None:
         level = numpyro.sample("level", dist.Normal(0, 2))
         effects = numpyro.sample("effects", dist.Normal(0, 2).expand([3]).to_event(1))
-        females = _effects("females", 0.0, numpyro.sample("of_females", dist.HalfNormal(1)), 60, is_centred)
-        males = _effects("males", 0.0, numpyro.sample("of_males", dist.HalfNormal(1)), 60, is_centred)
+        females = effects("females", 0.0, numpyro.sample("of_females", dist.HalfNormal(1)), 60, is_centred)
+        males = effects("males", 0.0, numpyro.sample("of_males", dist.HalfNormal(1)), 60, is_centred)
         eta = level + kinds @ effects + females[female] + males[male]
         numpyro.sample("mated", dist.Bernoulli(logits=eta), obs=mated)
 
@@ -110,24 +89,20 @@ def volatility(is_centred: bool) -> tuple[Model, tuple[Any, ...]]:
     return published.model if is_centred else from_steps, published.data()
 
 
-def of_gallery(name: str, *centred: str) -> Callable[[bool], tuple[Model, tuple[Any, ...]]]:
-    """A published model and its data.
-
-    :param centred: sites whose locations and scales are taken out where it is non-centred.
-    """
+def of_gallery(name: str) -> Callable[[bool], tuple[Model, tuple[Any, ...]]]:
+    """A published model and its data."""
     published = gallery.MODELS[name]
-    decentred = handlers.reparam(published.model, config={site: LocScaleReparam(0.0) for site in centred})
-    return lambda is_centred: (published.model if is_centred else decentred, published.data())
+    return lambda is_centred: (published.model if is_centred else decentred(published.model), published.data())
 
 
 MODELS = {
-    "eight schools": of_gallery("eight_schools", "theta"),
-    "Poisson intercepts, 60 groups": intercepts,
+    "eight schools": of_gallery("eight_schools"),
+    "Poisson intercepts, 60 groups": partial(intercepts, 60),
     "crossed logistic, 40 x 15": crossed,
     "salamanders, 60 x 60": salamanders,
-    "radon with slopes": of_gallery("radon", "a"),
-    "seeds": of_gallery("seeds", "b"),
-    "epilepsy": of_gallery("epilepsy", "b_subject", "b_visit"),
+    "radon with slopes": of_gallery("radon"),
+    "seeds": of_gallery("seeds"),
+    "epilepsy": of_gallery("epilepsy"),
     "two-parameter logistic": of_gallery("two_parameter_logistic"),
     "BYM2": of_gallery("besag_york_mollie_2"),
     "stochastic volatility": volatility,

@@ -1,4 +1,4 @@
-"""Costs of a gradient in the coordinates of a fit, and of long chains: a part of :mod:`benchmarks.evidence.exact`."""
+"""Costs of gradients in the coordinates of a fit, and of long chains: a part of :mod:`benchmarks.evidence.exact`."""
 
 from __future__ import annotations
 
@@ -23,19 +23,25 @@ from numpyro_ext.infer.gaussian.algorithms.held_sites import field_given
 
 from ..harness import cpu_seconds, in_turns, peak_bytes, table
 
-__all__ = ["COSTS", "cost_lines"]
-
+Make = Callable[[], tuple[Callable[..., None], tuple[Any, ...]]]
 _NUMBERS = 1e7
 """Unknowns times repeats of a timing, at most."""
 
 
-def groups(num_groups: int) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """Four Poisson counts in each of many groups."""
+def effects(name: str, center: Any, scale: Any, number: int, is_centred: bool) -> Any:
+    """Independent normal effects, as one site or as a location and scale of standard ones."""
+    if is_centred:
+        return numpyro.sample(name, dist.Normal(center, scale).expand([number]).to_event(1))
+    return center + scale * numpyro.sample(name, dist.Normal(0, 1).expand([number]).to_event(1))
+
+
+def intercepts(num_groups: int, is_centred: bool = True) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """Four Poisson counts in each of some groups."""
     rng, group = np.random.default_rng(1), np.arange(4 * num_groups) % num_groups
 
     def model(group: Any, counts: Any) -> None:
         level, scale = numpyro.sample("level", dist.Normal(0, 2)), numpyro.sample("scale", dist.HalfNormal(1))
-        effect = numpyro.sample("effect", dist.Normal(level, scale).expand([num_groups]).to_event(1))
+        effect = effects("effect", level, scale, num_groups, is_centred)
         numpyro.sample("counts", dist.Poisson(jnp.exp(effect[group])), obs=counts)
 
     return model, (group, rng.poisson(np.exp(0.3 + 0.8 * rng.normal(size=num_groups))[group]))
@@ -98,8 +104,9 @@ def _repeated(function: Callable[[Any], Any], start: Any, number: int) -> Callab
     return partial(run, start)
 
 
-def gradient(draw: int, model: Callable[..., None], args: tuple[Any, ...]) -> dict[str, Any]:
+def gradient(draw: int, make: Make) -> dict[str, Any]:
     """Microseconds of one conditioning, of a gradient in the coordinates, and of one of the model as written."""
+    model, args = make()
     reparam = PosteriorReparam(_fitted(model, args))
     coordinates = reparam.coordinates
     size = len(coordinates.scale)
@@ -129,9 +136,9 @@ def gradient(draw: int, model: Callable[..., None], args: tuple[Any, ...]) -> di
     }
 
 
-def chain(draw: int, model: Callable[..., None], args: tuple[Any, ...]) -> dict[str, Any]:
+def chain(draw: int, make: Make) -> dict[str, Any]:
     """CPU-seconds and memory of a fit and of 1000 draws after 200 of warm-up, compilation included."""
-    engine, first = cpu_seconds(_fitted, model, args)
+    engine, first = cpu_seconds(_fitted, *make())
     exact, seconds = cpu_seconds(engine.sample_exactly, random.key(1), 1000, num_chains=1)
     draws = exact.get_samples(group_by_chain=True)
     smallest = min(float(np.nanmin(effective_sample_size(np.asarray(draws[name])))) for name in exact.agreement)
@@ -139,56 +146,46 @@ def chain(draw: int, model: Callable[..., None], args: tuple[Any, ...]) -> dict[
     return found | {"bytes": peak_bytes(), "word": exact.agreement.word, "messages": list(exact.messages)}
 
 
+_SMALL, _MANY, _LONG = partial(intercepts, 60), partial(intercepts, 20_000), partial(series, 10_000)
 _GRADIENTS = {
-    "gradient: Poisson intercepts, 60 groups": partial(groups, 60),
-    "gradient: Poisson intercepts, 20,000 groups": partial(groups, 20_000),
-    "gradient: Cox process, 40 points": partial(cox_process, 40),
-    "gradient: Cox process, 100 points": partial(cox_process, 100),
-    "gradient: series of 500 counts": partial(series, 500),
-    "gradient: series of 10,000 counts": partial(series, 10_000),
+    "Poisson intercepts, 60 groups": _SMALL,
+    "Poisson intercepts, 20,000 groups": _MANY,
+    "Cox process, 40 points": partial(cox_process, 40),
+    "Cox process, 100 points": partial(cox_process, 100),
+    "series of 500 counts": partial(series, 500),
+    "series of 10,000 counts": _LONG,
 }
-_CHAINS = {
-    "chain: Poisson intercepts, 20,000 groups": partial(groups, 20_000),
-    "chain: series of 10,000 counts": partial(series, 10_000),
-}
-
-
-def _of(measure: Callable[..., Any], make: Callable[[], tuple[Any, tuple[Any, ...]]]) -> Callable[[int], Any]:
-    return lambda draw: measure(draw, *make())
-
-
-COSTS = {name: _of(gradient, make) for name, make in _GRADIENTS.items()} | {
-    name: _of(chain, make) for name, make in _CHAINS.items()
+_CHAINS = {"Poisson intercepts, 20,000 groups": _MANY, "series of 10,000 counts": _LONG}
+COSTS: dict[str, Callable[[int], Any]] = {
+    f"{kind}: {name}": partial(measure, make=make)
+    for kind, measure, cases in (("gradient", gradient, _GRADIENTS), ("chain", chain, _CHAINS))
+    for name, make in cases.items()
 }
 """Experiments by name."""
+
+
+_OF_GRADIENT = ("conditioning", "of coordinates", "of the model")
+
+
+def _ratios(one: Mapping[str, float]) -> list[str]:
+    return [f"{one['of coordinates'] / one[key]:.1f}" for key in ("conditioning", "of the model")]
 
 
 def cost_lines(found: Mapping[str, Sequence[Any]]) -> list[str]:
     """Sections of the report on what :data:`COSTS` found."""
     rows = (
-        (
-            name.partition(": ")[2],
-            one["space"],
-            one["unknowns"],
-            *(f"{one[key]:.1f}" for key in ("conditioning", "of coordinates", "of the model")),
-            f"{one['of coordinates'] / one['conditioning']:.1f}",
-            f"{one['of coordinates'] / one['of the model']:.1f}",
-        )
+        (name, one["space"], one["unknowns"], *(f"{one[key]:.1f}" for key in _OF_GRADIENT), *_ratios(one))
         for name in _GRADIENTS
-        for one in found[name]
+        for one in found[f"gradient: {name}"]
     )
     chains = (
         (
-            name.partition(": ")[2],
-            f"{one['fit']:.0f}",
-            f"{one['chain']:.0f}",
-            f"{one['effective']:.0f}",
-            one["divergences"],
-            f"{one['bytes'] / 2**30:.1f}",
-            one["word"],
+            name,
+            *(f"{one[key]:.0f}" for key in ("fit", "chain", "effective")),
+            *(one["divergences"], f"{one['bytes'] / 2**30:.1f}", one["word"]),
         )
         for name in _CHAINS
-        for one in found[name]
+        for one in found[f"chain: {name}"]
     )
     missing = [name for name in COSTS if not found[name]]
     return [
