@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_ext.linalg.operators.wavelets import WaveletTransform, wavelet_transform
+from numpyro_ext.linalg.operators.wavelets import WaveletTransform
 from numpyro_ext.potentials.trees.forest import Forest
 from numpyro_ext.potentials.trees.mixture import TreeMoments, TreeParameters, tilted_moments
 
@@ -112,8 +112,8 @@ def denoise(
     The means are exact. In the variances the coefficients count as independent given the data: the covariances that
     the uncertainty about the states gives to those of a tree are left out.
 
-    Cost: per shift two transforms, two tilted moments per coefficient and one sum-product; for the variances
-    :func:`pixel_variance`.
+    Cost: per shift two transforms, two tilted moments per coefficient and one sum-product; for the variances a product
+    with the squares of the transform as a matrix.
 
     :param WaveletTransform transform: the orthonormal transform.
     :param Forest forest: the forest over its coefficients.
@@ -127,7 +127,7 @@ def denoise(
     image = _checked(transform, observed)
     if shifts is None:
         shifts = jnp.zeros((1, image.ndim), jnp.int32)
-    bases = _squared_bases(transform, image.dtype)
+    squares = jnp.square(transform.materialise()).T
     axes = tuple(range(image.ndim))
 
     def posterior(shift: Array) -> tuple[Array, Array, Array]:
@@ -136,83 +136,13 @@ def denoise(
             forest, parameters, transform.matvec(moved.reshape(-1)), jnp.asarray(noise_variance, image.dtype)
         )
         mean = transform.rmatvec(moments.mean).reshape(image.shape)
-        variance = _pixel_variance(bases, moments.variance.reshape(image.shape))
+        variance = (squares @ moments.variance).reshape(image.shape)
         back = tuple(-shift)
         return jnp.roll(mean, back, axes), jnp.roll(variance, back, axes), moments.log_z
 
     means, variances, log_evidence = jax.lax.map(posterior, jnp.asarray(shifts), batch_size=batch_size)
     mean = jnp.mean(means, axis=0)
     return TreeDenoising(mean, jnp.mean(variances + jnp.square(means - mean), axis=0), log_evidence)
-
-
-def pixel_variance(transform: WaveletTransform, variance: ArrayLike) -> Array:
-    """Variances of the pixels of an image whose coefficients are independent: the diagonal of ``T' diag(v) T``.
-
-    The square of a wavelet of several axes is the product of those of one axis, so that each sub-band needs one
-    product with a matrix per axis. Cost: about ``num_pixels * side`` multiplications per axis.
-
-    :param WaveletTransform transform: the transform.
-    :param ArrayLike variance: variances of the coefficients, flat or of the shape of the image.
-    :return: variances of the shape ``transform.shape_of_signal``.
-
-    **Example:**
-
-    >>> transform = wavelet_transform((2, 2), "haar", 1)
-    >>> print(pixel_variance(transform, jnp.array([1.0, 0.0, 0.0, 0.0])))
-    [[0.25 0.25]
-     [0.25 0.25]]
-    """
-    variance = jnp.asarray(variance)
-    return _pixel_variance(_squared_bases(transform, variance.dtype), variance.reshape(transform.shape_of_signal))
-
-
-# For each level, from fine to coarse, and axis: squares of the averaging and of the detail wavelets, one per row.
-_Bases = list[list[tuple[Array, Array]]]
-
-
-def _squared_bases(transform: WaveletTransform, dtype: jnp.dtype) -> _Bases:
-    bases: _Bases = []
-    for level in range(1, transform.num_levels + 1):
-        along = []
-        for side in transform.shape_of_signal:
-            one_axis = wavelet_transform(side, transform.wavelet, level)
-            rows = jnp.square(one_axis @ jnp.eye(side, dtype=dtype))
-            along.append((rows[: side >> level], rows[side >> level : side >> (level - 1)]))
-        bases.append(along)
-    return bases
-
-
-def _pixel_variance(bases: _Bases, variance: Array) -> Array:
-    if not bases:
-        return variance
-    sides = variance.shape
-
-    def spread(block: Array, along: list[tuple[Array, Array]], axis: int) -> Array:
-        """Sum over the sub-bands of a block of what each gives to the pixels, from this axis on."""
-        if axis == variance.ndim:
-            return block
-        half = along[axis][0].shape[0]
-        parts = (
-            jnp.moveaxis(
-                jnp.tensordot(
-                    spread(jax.lax.slice_in_dim(block, i * half, (i + 1) * half, axis=axis), along, axis + 1),
-                    along[axis][i],
-                    ((axis,), (0,)),
-                ),
-                -1,
-                axis,
-            )
-            for i in (0, 1)
-        )
-        return functools.reduce(jnp.add, parts)
-
-    total = jnp.zeros(sides, variance.dtype)
-    for level, along in enumerate(bases, 1):
-        block = variance[tuple(slice(0, side >> (level - 1)) for side in sides)]
-        if level < len(bases):
-            block = block.at[tuple(slice(0, side >> level) for side in sides)].set(0.0)
-        total = total + spread(block, along, 0)
-    return total
 
 
 def _checked(transform: WaveletTransform, observed: ArrayLike) -> Array:

@@ -1,1 +1,1 @@
-"""Item responses: coverage, posteriors beside NUTS, adaptive tests, and numbers of traits."""
+"""Item responses: coverage, posteriors beside NUTS, and adaptive tests."""

@@ -2,9 +2,7 @@
 
 ``python -m benchmarks.matrices.bilinear_once whole`` fits a large model and prints its time and peak memory;
 ``python -m benchmarks.matrices.bilinear_once batches`` does so with as many cells in batches;
-``python -m benchmarks.matrices.bilinear_once devices`` divides a sweep between all devices and prints what each does;
-``python -m benchmarks.matrices.bilinear_once closed`` times closed updates on one device and on all;
-``python -m benchmarks.matrices.bilinear_once beside`` times them in batches, beside sweeps over the same cells.
+``python -m benchmarks.matrices.bilinear_once devices`` divides a sweep between all devices and prints what each does.
 """
 
 from __future__ import annotations
@@ -12,12 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -27,11 +22,7 @@ import numpy as np
 from numpyro_ext.infer import BilinearVG, fit_batches
 from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
 from numpyro_ext.infer.bilinear.algorithms.schedules.devices import Division, OneDevice, SeveralDevices
-from numpyro_ext.infer.bilinear.batches.call import Call
-from numpyro_ext.infer.bilinear.batches.fit import _iterate as iterate
-from numpyro_ext.infer.bilinear.batches.parts import BatchStore
-from numpyro_ext.infer.bilinear.batches.run import BatchRun
-from numpyro_ext.models import binary_factorization, paired_symbols, poisson_factorization
+from numpyro_ext.models import poisson_factorization
 from numpyro_ext.potentials import PoissonExpPotential
 from numpyro_ext.structure.bilinear.form import Bilinear, GaussianSide, order_cells
 
@@ -154,111 +145,6 @@ def divide_sweep(family: bg.Family) -> dict[str, Any]:
     }
 
 
-class Closed(NamedTuple):
-    """A binary matrix by its ones, or pairs, as models of closed updates take them."""
-
-    name: str
-    engine: Callable[..., BilinearVG]
-    arguments: tuple[np.ndarray, ...]
-    sizes: dict[str, Any]
-    num_rows: str
-    """Name of the argument."""
-    site: str
-    """A site of the rows."""
-
-    def batches(self, num_batches: int) -> Iterator[dict[str, Any]]:
-        """Rows in equal parts, numbered from zero in each, by the names of arguments."""
-        edges = np.linspace(0, self.sizes[self.num_rows], num_batches + 1).astype(int)
-        table = np.column_stack(self.arguments)
-        for start, end in zip(edges[:-1], edges[1:], strict=True):
-            mine = table[(table[:, 0] >= start) & (table[:, 0] < end)] - [start, 0, 0]
-            names = ("rows", "cols", "x") if len(self.arguments) == 3 else ("pairs",)
-            parts = mine.T if len(self.arguments) == 3 else (mine,)
-            yield dict(zip(names, parts, strict=True)) | {self.num_rows: end - start}
-
-
-def make_closed(num_columns: int = 1000) -> tuple[Closed, Closed]:
-    """Ones and pairs of a matrix with twice as many rows."""
-    rng = np.random.default_rng(0)
-    ones = rng.uniform(size=(2 * num_columns, num_columns)) < 0.02 * rng.gamma(1.0, 1.0, size=(2 * num_columns, 1))
-    rows, columns = np.nonzero(ones)
-    places = (rng.geometric(p, 400_000) - 1 for p in (0.002, 0.005))
-    pairs = np.unique(np.minimum(np.stack([*places], 1), [2 * num_columns - 1, num_columns - 1]), axis=0)
-    pairs = np.column_stack([pairs, np.ones(len(pairs), int)])
-    sizes = {"rank": 20, "num_rows": 2 * num_columns, "num_cols": num_columns}
-    of_pairs = {"rank": 20, "num_users": 2 * num_columns, "num_items": num_columns, "num_censored": float(len(pairs))}
-    options = {"bound": "jaakkola", "tol": 1e-300, "num_restarts": 0, "progress_bar": False}
-    binary = partial(BilinearVG, binary_factorization, unlisted_cells="zero", **options)
-    symbols = partial(BilinearVG, paired_symbols, **options)
-    cells = rows, columns, np.ones(len(rows), int)
-    return (
-        Closed(f"{len(rows)} ones", binary, cells, sizes, "num_rows", "u"),
-        Closed(f"{len(pairs)} pairs", symbols, (pairs,), of_pairs, "num_users", "u"),
-    )
-
-
-def _seconds(fit: Callable[[int], Any], few: int, many: int) -> tuple[float, Any]:
-    """CPU-seconds of a step, from fits of few and of many steps after one that compiles, and the last of these."""
-    took, fitted = [], None
-    for number in (few, few, many):
-        start = time.process_time()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*did not converge")
-            fitted = fit(number)
-        took.append(time.process_time() - start)
-    return (took[2] - took[1]) / (many - few), fitted
-
-
-def divide_closed() -> dict[str, Any]:
-    """CPU-milliseconds of closed sweeps on one device and on all."""
-    found = {}
-    for problem in make_closed():
-        for devices in (None, jax.devices()):
-
-            def fit(number: int, problem: Closed = problem, devices: Any = devices) -> BilinearVG:
-                engine = problem.engine(num_steps=number, devices=devices)
-                return engine.run(jax.random.key(0), *problem.arguments, **problem.sizes) or engine
-
-            seconds, engine = _seconds(fit, 5, 25)
-            key = f"{problem.name}, {1 if devices is None else len(devices)} devices"
-            found[key] = {"ms": 1e3 * seconds, "bound": float(engine.log_evidence)}
-    return found
-
-
-def batches_beside_sweeps(num_batches: int = 4) -> dict[str, Any]:
-    """CPU-microseconds and bytes of a cell in a sweep, and in an epoch of batches."""
-    found = {}
-    for problem in make_closed():
-        num_cells = len(problem.arguments[0])
-
-        def sweeps(number: int, problem: Closed = problem) -> BilinearVG:
-            engine = problem.engine(num_steps=number)
-            return engine.run(jax.random.key(0), *problem.arguments, **problem.sizes) or engine
-
-        stored: list[int] = []
-
-        def epochs(number: int, problem: Closed = problem, stored: list[int] = stored) -> BilinearVG:
-            kwargs = {name: size for name, size in problem.sizes.items() if name != problem.num_rows}
-            call = Call(problem.engine(), jax.random.key(0), problem.site, number, None, kwargs)
-            with tempfile.TemporaryDirectory() as folder:
-                fitted = iterate(BatchRun(call, problem.batches(num_batches), None, BatchStore(folder)))
-                stored.append(sum(file.stat().st_size for file in Path(folder).iterdir()))
-            return fitted
-
-        (sweep, engine), (epoch, fitted) = _seconds(sweeps, 5, 25), _seconds(epochs, 5, 25)
-        reading, space, programs = engine._prepare(jax.random.key(0), problem.arguments, problem.sizes)
-        held = jax.tree.leaves(programs.prepare(reading.data, space.fixed, space.initial())[0])
-        found[problem.name] = {
-            "sweep": 1e6 * sweep / num_cells,
-            "epoch": 1e6 * epoch / num_cells,
-            "ratio": epoch / sweep,
-            "bytes held": sum(x.nbytes for x in held) / num_cells,
-            "bytes in files": stored[-1] / num_cells,
-            "bounds": [float(engine.log_evidence), float(fitted.log_evidence)],
-        }
-    return found
-
-
 def collective_bytes(text: str) -> int:
     """Bytes that the collectives of a compiled program return, on each device."""
     total = 0
@@ -274,7 +160,7 @@ def collective_bytes(text: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("whole", "batches", "devices", "closed", "beside"))
+    parser.add_argument("what", choices=("whole", "batches", "devices"))
     parser.add_argument("--num-cells", type=int, default=100_000)
     parser.add_argument("--num-sweeps", type=int, default=2)
     parser.add_argument("--num-batches", type=int, default=20)
@@ -286,10 +172,6 @@ def main() -> None:
         print(json.dumps(fit_whole(arguments.num_cells, arguments.num_sweeps)))
     elif arguments.what == "batches":
         print(json.dumps(fit_in_batches(arguments.num_cells, arguments.num_batches, arguments.num_epochs)))
-    elif arguments.what == "closed":
-        print(json.dumps(divide_closed()))
-    elif arguments.what == "beside":
-        print(json.dumps(batches_beside_sweeps()))
     else:
         print(json.dumps(divide_sweep(arguments.family)))
 

@@ -1,28 +1,29 @@
-"""Binary matrices by closed updates: ``python -m benchmarks.matrices.closed_updates`` writes the table.
+"""Binary matrices by closed updates: ``python -m benchmarks.matrices.closed_updates WORK`` writes the tables.
 
-Time of sweeps on dense and sparse cells, and what is found again of one held-out item of each transaction on
-BMS-WebView-2 and on retail, with the preparation of Houlsby (2014), chapter 5. Some minutes.
+Time of sweeps on dense and sparse cells, of minibatches, on all devices (``XLA_FLAGS`` may make several) and in batches
+of rows; and what is found again of one held-out item of each transaction on BMS-WebView-2 and on retail, with the
+preparation of Houlsby (2014), chapter 5. Some minutes.
 """
 
 from __future__ import annotations
 
-import gzip
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
 from numpyro_ext.datasets import data_path
-from numpyro_ext.infer import BilinearVG, ranking_quality
+from numpyro_ext.infer import BilinearVG, fit_batches, ranking_quality
 from numpyro_ext.models import binary_factorization, paired_symbols
 
-from ..harness import blocks, cpu_seconds, table, write_report
+from ..harness import Study, blocks, cpu_seconds, table
+from .ratings import read_ratings
 
 _NUM_COLUMNS, _NUM_ROWS, _RANK = 1000, 2000, 20
 
@@ -79,18 +80,25 @@ def numpy_sweeps(x: np.ndarray, rank: int, num_sweeps: int, seed: int = 0) -> fl
     return (time.process_time() - start) / num_sweeps
 
 
+def step_seconds(fit: Callable[[int], Any], few: int, many: int) -> tuple[float, float]:
+    """CPU seconds of a step, from fits of few and of many, and of a first fit with its compilation."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*did not converge")
+        first, short, long = (cpu_seconds(fit, number)[1] for number in (1, few, many))
+    return (long - short) / (many - few), first
+
+
 def sweep_seconds(model: Callable[..., None], args: tuple[Any, ...], **options: Any) -> tuple[float, float]:
-    """CPU seconds of one sweep of a run that goes on, and of the first run with its compilation."""
-    kwargs = options.pop("kwargs")
+    """The same of sweeps over some cells; ``kwargs`` among the options are those of the model."""
+    kwargs, (few, many) = options.pop("kwargs"), options.pop("steps", (10, 30))
+    if options.get("zeros") != "sampled":
+        options |= {"num_restarts": 0, "tol": 1e-15}
 
-    def run(num_steps: int) -> float:
-        engine = BilinearVG(
-            model, progress_bar=False, num_restarts=0, num_steps=num_steps, tol=1e-15, num_samples=1, **options
-        )
-        return cpu_seconds(engine.run, jax.random.key(0), *args, **kwargs)[1]
+    def fit(number: int) -> None:
+        engine = BilinearVG(model, progress_bar=False, num_steps=number, num_samples=1, **options)
+        engine.run(jax.random.key(0), *args, **kwargs)
 
-    first, few, many = run(1), run(10), run(30)
-    return (many - few) / 20.0, first
+    return step_seconds(fit, few, many)
 
 
 def ratings_model(rows: Any, cols: Any, y: Any, num_rows: int, num_cols: int, rank: int, learns: bool) -> None:
@@ -106,39 +114,125 @@ def ratings_model(rows: Any, cols: Any, y: Any, num_rows: int, num_cols: int, ra
     numpyro.sample("y", dist.Normal((u[rows] * v[cols]).sum(-1) + b[rows] + g[cols] + level, noise), obs=y)
 
 
-def speeds() -> Iterator[Iterable[Any]]:
-    """Rows of the table of sweeps."""
+Rows = list[tuple[str, ...]]
+JAAKKOLA = {"bound": "jaakkola"}
+BY_ONES = JAAKKOLA | {"unlisted_cells": "zero"}
+RANDOM = ((2000, 1000, 30_000), (2000, 1000, 120_000), (2000, 8000, 30_000))
+"""Rows, columns and ones at random places."""
+
+
+def speeds(draw: int) -> Rows:
+    """Rows of the table of sweeps and minibatches."""
     rows, cols, _, _ = transactions("bms-webview-2")
     num_rows = int(rows.max()) + 1
     sizes = {"num_rows": num_rows, "num_cols": _NUM_COLUMNS, "rank": _RANK}
     x = np.zeros((num_rows, _NUM_COLUMNS))
     x[rows, cols] = 1.0
-    numpy_seconds = numpy_sweeps(x, _RANK, 3)
-    yield f"NumPy, all {x.size} cells as a matrix", f"{numpy_seconds:.3f}", f"{1e6 * numpy_seconds / x.size:.2f}", ""
+    floor = numpy_sweeps(x, _RANK, 3)
+    table_rows = [(f"NumPy, all {x.size} cells as a matrix", f"{floor:.3f}", f"{1e6 * floor / x.size:.2f}", "")]
     ones = (rows, cols, np.ones(rows.size, int))
     everything = (*np.divmod(np.arange(x.size), _NUM_COLUMNS), x.ravel().astype(int))
-    jobs: list[tuple[str, Any, tuple[Any, ...], int, dict[str, Any], float]] = [
-        ("all cells listed", binary_factorization, everything, x.size, {"bound": "jaakkola"}, 1.0),
-        ("all cells listed, full covariances", binary_factorization, everything, x.size,
-         {"bound": "jaakkola", "covariance": "full"}, np.nan),
-        ("`zeros=\"exact\"`", binary_factorization, ones, x.size,
-         {"bound": "jaakkola", "unlisted_cells": "zero", "zeros": "exact"}, 1.0),
-        ("`zeros=\"by_row\"`, by the ones", binary_factorization, ones, rows.size,
-         {"bound": "jaakkola", "unlisted_cells": "zero"}, 0.05),
-    ]  # fmt: skip
-    for name, model, args, number, options, target in jobs:
-        seconds, first = sweep_seconds(model, args, kwargs=sizes, **options)
-        reached = "" if np.isnan(target) else f"≤ {target} of NumPy: {seconds / numpy_seconds:.3f}"
-        yield name, f"{seconds:.3f}", f"{1e6 * seconds / number:.2f}", f"first run {first:.1f} s. {reached}"
-    with gzip.open(data_path("ml-100k", "ratings.csv.gz"), "rt") as file:
-        table = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 1, 2), dtype=int)
-    users, items, values = table[:, 0] - 1, table[:, 1] - 1, table[:, 2].astype(float)
+    sampled = {"zeros": "sampled", "batch_size": 10_000, "steps": (100, 400)}
+    jobs: list[tuple[str, Any, tuple[Any, ...], int, dict[str, Any], float | None]] = [
+        ("all cells listed", binary_factorization, everything, x.size, JAAKKOLA, floor),
+        (
+            "the same, full covariances",
+            binary_factorization,
+            everything,
+            x.size,
+            JAAKKOLA | {"covariance": "full"},
+            None,
+        ),
+        ('`zeros="exact"`', binary_factorization, ones, x.size, BY_ONES | {"zeros": "exact"}, floor),
+        ('`zeros="by_row"`, by the ones', binary_factorization, ones, rows.size, BY_ONES, 0.05 * floor),
+        ("minibatches of 10⁴ drawn cells", binary_factorization, ones, 10_000, BY_ONES | sampled, 1.5e-2),
+    ]
+    jobs = [(*job[:4], job[4] | {"kwargs": sizes}, job[5]) for job in jobs]
+    for number_of_rows, number_of_columns, number in RANDOM:
+        place = np.random.default_rng(0).choice(number_of_rows * number_of_columns, number, replace=False)
+        cells = (*np.divmod(np.sort(place), number_of_columns), np.ones(number, int))
+        given = {"num_rows": number_of_rows, "num_cols": number_of_columns, "rank": _RANK}
+        name = f"by the ones, {number} at random in {number_of_rows} × {number_of_columns}"
+        jobs.append((name, binary_factorization, cells, number, BY_ONES | {"kwargs": given}, None))
+    users, items, levels = read_ratings()
     for learns in (False, True):
-        kwargs = {"num_rows": 943, "num_cols": 1682, "rank": 10, "learns": learns}
-        seconds, first = sweep_seconds(ratings_model, (users, items, values), kwargs=kwargs)
+        given = {"num_rows": 943, "num_cols": 1682, "rank": 10, "learns": learns}
         name = "Normal values, MovieLens-100K, rank 10" + (", noise learned" if learns else "")
-        micro = 1e6 * seconds / values.size
-        yield name, f"{seconds:.3f}", f"{micro:.2f}", f"first run {first:.1f} s. ≤ 0.5 µs: {micro:.2f}"
+        cells = users - 1, items - 1, levels.astype(float)
+        jobs.append((name, ratings_model, cells, levels.size, {"kwargs": given}, 0.5e-6 * levels.size))
+    for name, model, args, number, options, target in jobs:
+        seconds, first = sweep_seconds(model, args, **options)
+        reached = "" if target is None else f" ≤ {target:.3f} s: {seconds / target:.2f} of it"
+        cells_a_step = f"{seconds:.3f}", f"{1e6 * seconds / number:.2f}"
+        table_rows.append((name, *cells_a_step, f"first run {first:.1f} s.{reached}"))
+    return table_rows
+
+
+class Divided(NamedTuple):
+    """Ones of a binary matrix, or pairs, as models of closed updates take them."""
+
+    name: str
+    engine: Callable[..., BilinearVG]
+    arguments: dict[str, np.ndarray]
+    """The last axis, or the arguments in turn, begin with the row and the column of a cell."""
+    sizes: dict[str, Any]
+    num_rows: str
+    """Name of the argument."""
+
+    def batches(self, num_batches: int) -> Iterator[dict[str, Any]]:
+        """Rows in equal parts, numbered from zero in each, by the names of arguments."""
+        edges = np.linspace(0, self.sizes[self.num_rows], num_batches + 1).astype(int)
+        table = np.column_stack([*self.arguments.values()])
+        for start, end in zip(edges[:-1], edges[1:], strict=True):
+            mine = table[(table[:, 0] >= start) & (table[:, 0] < end)] - [start, 0, 0]
+            parts = mine.T if len(self.arguments) == 3 else [mine]
+            yield dict(zip(self.arguments, parts, strict=True)) | {self.num_rows: end - start}
+
+
+def ones_and_pairs() -> tuple[Divided, Divided]:
+    """Ones, and pairs of which some occur often, of a matrix with twice as many rows as columns."""
+    rng, num_rows = np.random.default_rng(0), 2 * _NUM_COLUMNS
+    ones = rng.uniform(size=(num_rows, _NUM_COLUMNS)) < 0.02 * rng.gamma(1.0, 1.0, size=(num_rows, 1))
+    rows, columns = np.nonzero(ones)
+    places = (rng.geometric(p, 400_000) - 1 for p in (0.002, 0.005))
+    pairs = np.unique(np.minimum(np.stack([*places], 1), [num_rows - 1, _NUM_COLUMNS - 1]), axis=0)
+    pairs = np.column_stack([pairs, np.ones(len(pairs), int)])
+    options = {"bound": "jaakkola", "tol": 1e-300, "num_restarts": 0, "progress_bar": False}
+    binary = partial(BilinearVG, binary_factorization, unlisted_cells="zero", **options)
+    cells = {"rows": rows, "cols": columns, "x": np.ones(len(rows), int)}
+    of_ones = {"rank": _RANK, "num_rows": num_rows, "num_cols": _NUM_COLUMNS}
+    of_pairs = {"rank": _RANK, "num_users": num_rows, "num_items": _NUM_COLUMNS, "num_censored": float(len(pairs))}
+    return (
+        Divided(f"{len(rows)} ones", binary, cells, of_ones, "num_rows"),
+        Divided(
+            f"{len(pairs)} pairs",
+            partial(BilinearVG, paired_symbols, **options),
+            {"pairs": pairs},
+            of_pairs,
+            "num_users",
+        ),
+    )
+
+
+def divided(draw: int) -> Rows:
+    """CPU microseconds of a cell in a sweep, in a sweep on all devices, and in an epoch of four batches."""
+    found = []
+    for problem in ones_and_pairs():
+
+        def sweeps(number: int, problem: Divided = problem, **options: Any) -> None:
+            engine = problem.engine(num_steps=number, **options)
+            engine.run(jax.random.key(0), **problem.arguments, **problem.sizes)
+
+        def epochs(number: int, problem: Divided = problem) -> None:
+            given = {name: size for name, size in problem.sizes.items() if name != problem.num_rows}
+            fit_batches(problem.engine(), jax.random.key(0), problem.batches(4), over="u", num_epochs=number, **given)
+
+        ways = sweeps, partial(sweeps, devices=jax.devices()), epochs
+        one, *others = (step_seconds(way, 5, 25)[0] for way in ways)
+        number = len(next(iter(problem.arguments.values())))
+        times = (f"{1e6 * seconds / number:.2f} ({seconds / one:.2f})" for seconds in others)
+        found.append((problem.name, str(len(jax.devices())), f"{1e6 * one / number:.2f}", *times))
+    return found
 
 
 _FITS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -193,7 +287,7 @@ def with_drawn_zeros(
     return np.concatenate([rows, drawn[0]]), np.concatenate([cols, drawn[1]]), outcomes
 
 
-def rankings() -> Iterator[Iterable[Any]]:
+def rankings() -> Iterator[tuple[str, ...]]:
     """Rows of the table of rankings."""
     for name, targets in (
         ("bms-webview-2", "SIBM .372 to .398, batch .322; here EASE .526, popularity .121"),
@@ -232,7 +326,7 @@ def fitted(cells: tuple[np.ndarray, ...], given: dict[str, int], **options: Any)
     return engine, seconds
 
 
-def pair_rankings() -> Iterator[Iterable[Any]]:
+def pair_rankings() -> Iterator[tuple[str, ...]]:
     """Rows of the table of pairs: one pair of each user of MovieLens-1M held out, and found again among the others."""
     found = np.load(data_path("ml-1m-pairs", "pairs.npz"))
     users, items = (np.unique(found[name], return_inverse=True)[1] for name in ("user", "movie"))
@@ -264,19 +358,27 @@ def pair_rankings() -> Iterator[Iterable[Any]]:
 
 
 def main() -> None:
-    """Write the table."""
-    numpyro.enable_x64()
-    jnp.zeros(()).block_until_ready()
+    """Measure what ``WORK`` lacks, and write the tables."""
+    experiments: dict[str, Callable[[int], Rows]] = {
+        "speeds": speeds,
+        "divided": divided,
+        "rankings": lambda draw: list(rankings()),
+        "pairs": lambda draw: list(pair_rankings()),
+    }
+    study = Study(__doc__, experiments)
+    found = {name: [row for rows in draws for row in rows] for name, draws in study.run().items()}
     lines = blocks(
         "# Binary matrices by closed updates",
-        "CPU seconds of a sweep, compilation apart; rank 20 with biases and an intercept, `float64`.",
-        table("cells | CPU s a sweep | µs a cell | target and what was reached", speeds()),
+        "CPU seconds of a sweep or minibatch, compilation apart; rank 20 with biases and an intercept, `float64`.",
+        table("cells | CPU s | µs a cell | target and what was reached", found["speeds"]),
+        "CPU microseconds of a cell, and ratios to a sweep on one device.",
+        table("data | devices | a sweep | on all devices | an epoch of four batches", found["divided"]),
         "One item of each row held out: share found among the first ten, mean rank, bound in thousands.",
-        table("data | ranking | recall@10 | mean rank | bound / 1000 | CPU s | reported elsewhere", rankings()),
+        table("data | ranking | recall@10 | mean rank | bound / 1000 | CPU s | reported elsewhere", found["rankings"]),
         "MovieLens-1M, 1,000,209 pairs of 6,040 users and 3,706 films, rank 20, all hyperparameters one.",
-        table("ranking | mean rank | hit@10 | bound / 10⁶ | CPU s, the first with compilation", pair_rankings()),
+        table("ranking | mean rank | hit@10 | bound / 10⁶ | CPU s, the first with compilation", found["pairs"]),
     )
-    write_report("binary-matrices", lines)
+    study.write("binary-matrices", lines)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,15 @@ _SYSTEMS: dict[str, tuple[dict[str, Any], float, float]] = {
 """Options of the model, and the mean test log likelihood and the root mean squared error of the thesis."""
 
 
+def read_ratings() -> np.ndarray:
+    """Users, films and stars of MovieLens-100K, all from one."""
+    with gzip.open(data_path("ml-100k", "ratings.csv.gz"), "rt") as file:
+        return np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 1, 2), dtype=int).T
+
+
 def ratings() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Users, items and levels from zero, of users and items that have ten ratings at least."""
-    with gzip.open(data_path("ml-100k", "ratings.csv.gz"), "rt") as file:
-        users, items, levels = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 1, 2), dtype=int).T
+    users, items, levels = read_ratings()
     while True:
         is_kept = (np.bincount(users)[users] >= _FEWEST) & (np.bincount(items)[items] >= _FEWEST)
         if is_kept.all():

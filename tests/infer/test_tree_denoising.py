@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.baselines.tree_denoising import denoise, fit, pixel_variance
+from benchmarks.baselines.tree_denoising import denoise, fit
 from benchmarks.baselines.tree_parameters import initial_parameters
 from numpyro_ext.linalg import wavelet_transform
 from numpyro_ext.potentials import wavelet_forest
@@ -27,18 +27,6 @@ def image():
 @pytest.fixture(scope="module")
 def parameters(image):
     return initial_parameters(FOREST, TRANSFORM @ image.reshape(-1), NOISE)
-
-
-@pytest.mark.parametrize(
-    ("shape", "wavelet", "num_levels"),
-    [((16,), "db2", 3), ((8, 16), "sym4", 2), ((4, 4, 8), "haar", 2), ((6,), "haar", 0)],
-)
-def test_pixel_variance_is_the_diagonal_of_the_dense_covariance(shape, wavelet, num_levels):
-    transform = wavelet_transform(shape, wavelet, num_levels)
-    variance = np.random.default_rng(0).gamma(1.0, size=np.prod(shape))
-    matrix = np.asarray(transform.materialise())
-    expected = np.einsum("ji,j,ji->i", matrix, variance, matrix).reshape(shape)
-    np.testing.assert_allclose(pixel_variance(transform, variance), expected, rtol=1e-10)
 
 
 @pytest.mark.thorough
