@@ -90,6 +90,11 @@ def quadrature(study):
     return {"LSAT6, 2PL": [row]}
 
 
+def active(study):
+    strategies = {"information": [0.01, 76.0], "one-step risk": [0.05, None], "MonteCarloEER": [0.5, None]}
+    return {"labels of the noisy block": [strategies, strategies | {"information": [0.01, 78.0]}]}
+
+
 def ratings(study):
     fits = [{"log_likelihood": -1.2, "error": 0.9, "seconds": 30.0, "load": 2.0}] * 2
     return {"HOMF": [one | {"iterations": 40, "converged": True} for one in fits], "BMM": fits}
@@ -104,6 +109,7 @@ STUDIES = {
     "evidence.calibration": (lambda _: {"preferences": [ranks("own")]}, "| `preferences` | `own` (3) |"),
     "evidence.exact": (exact, "as written (0.5)."),
     "evidence.spreads": (spreads, "| 10 / 1 | +0.50 ± 0.05 (b) | 0.50 ± 0.02 (b) |"),
+    "queries.peers": (active, "| MonteCarloEER | 0.5000 | 0.100 |"),
     "runs.crossed": (
         crossed,
         "| 9.0 | 1.0 | 8 / 1.5 | lme4 0.6, glmmTMB 1.5, GPBoost 0.8 | 0.5 | 0.40 | yes | 0.300 ± 0.020 |",
