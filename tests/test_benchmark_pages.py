@@ -38,15 +38,13 @@ def models(study):
 
 
 def held_out(study):
-    sampled, thesis = study.sampled, study.thesis
+    sushi, thesis = study.sushi, study.thesis
     integrated = fit(scale=1.0, mean_scale=1.0, effective=20.0)
-    names = ("GPitem", "VU, D = 2", "GPVU, D = 2", sampled._BY_BOUND, sampled._SAMPLED)
     ends = [name + end for name in thesis._THESIS for end in ("", ", no b")]
     return {
         "sushi_a": [{name: fit() for name in TASTES}] * 2,
-        "sushi_a_integrated": [{"V and b integrated, D = 2": fit()}],
+        "sushi_a_integrated": [dict.fromkeys((sushi._BY_BOUND, sushi._SAMPLED), integrated)] * 2,
         "sushi_a_learned": [{"VU, D = 2": fit(), "GPVU, D = 2": fit(psi=1.0, alpha=0.1)}] * 2,
-        "sushi_a_sampled": [dict.fromkeys(names, integrated)] * 2,
         "sushi_a_thesis": [{name: fit(rank=1.0, iterations=2.0) for name in ends}] * 2,
     }
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..harness import Study
-from . import films, sampled, sushi, thesis, unseen
+from . import films, sushi, thesis, unseen
 
 EXPERIMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "sushi_a": (sushi.sushi_a, 10),
@@ -18,7 +18,6 @@ EXPERIMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "movielens": (films.movielens, 5),
     "sushi_a_learned": (sushi.sushi_a_learned, 4),
     "sushi_b": (sushi.sushi_b, 2),
-    "sushi_a_sampled": (sampled.sushi_a_sampled, 10),
     "sushi_a_thesis": (thesis.sushi_a_thesis, 10),
     "unseen_films": (unseen.unseen_films, 2),
 }
@@ -30,7 +29,6 @@ PAGES: dict[str, tuple[tuple[str, ...], Callable[[list[dict[str, Any]]], list[st
     "preferences-sushi-b": (("sushi_b",), sushi.many_persons),
     "preferences-unseen-films": (("unseen_films",), unseen.page),
     "preferences-thesis": (("sushi_a_thesis",), thesis.page),
-    "preferences-sampled": (("sushi_a_sampled",), sampled.page),
 }
 """Experiments of each page, and what is written of their draws."""
 

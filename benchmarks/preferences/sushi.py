@@ -9,24 +9,27 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax.scipy.stats import norm
 
 from numpyro_ext.datasets import load_sushi
-from numpyro_ext.infer import EP, BilinearEP
+from numpyro_ext.infer import EP, BilinearEP, BilinearVG
 from numpyro_ext.models import collaborative_preferences, preference_factorization
 
-from ..harness import blocks, cpu_seconds, table
+from ..harness import blocks, cpu_seconds, table, verdict
 from .pairs import (
-    along_em,
+    BITS,
     drawn_pairs,
     em,
     kernel_of,
     loss,
     mean_and_error,
+    ordered,
     run_engine,
     share_met,
     sushi_pairs,
     sushi_users,
 )
+from .sampled import NUM_USERS, RANK, SCALES, by_nuts
 
 _NUM_STEPS = 150
 _SCALES = 0.03, 0.1, 0.3
@@ -54,39 +57,62 @@ def start_of(kernel: np.ndarray, seed: int, rank: int = 2) -> np.ndarray:
 
 
 def sushi_a(seed: int) -> dict[str, Any]:
-    """200 people, three pairs each, one more to choose the rank and the number of iterations by, and one held out."""
+    """200 people, three pairs each, one held out and one for validation, which chooses nothing: points of loadings."""
     parts, K = sushi_pairs(seed)
-    train, test, _ = parts
-    eye, start = np.eye(len(K)), start_of(K, seed)
+    eye = np.eye(len(K))
     systems = {"GPitem": (K, 0), "VU, D = 1": (eye, 1), "VU, D = 2": (eye, 2), "GPVU, D = 1": (K, 1)}
     systems["GPVU, D = 2"] = K, 2
-    found: dict[str, Any] = {
-        name: at_a_point(parts, kernel, start_of(kernel, seed, rank)) for name, (kernel, rank) in systems.items()
-    }
-    paths = [along_em(parts, K, start[:, :rank], (1, 2, 4, 8, 16, 32), num_users=200) for rank in (1, 2)]
-    for path in paths:
-        name = f"GPVU by EM, stopped on validation, D = {path[0][2]}"
-        found[name] = {"validation": min(path)[0], "loss": min(path)[1]}
-    found["GPVU by EM, D and iterations on validation"] = {"loss": min(map(min, paths))[1]}
-    for name, method, rank in (("GPVU-JK", "jaakkola", 2), ("GPVU-LP", "laplace", 2), ("GPitem-LP", "laplace", 0)):
-        begun = {"init_values": {"V": start}} if rank else {}
-        fit = em(train, K, rank, method=method, num_users=200, num_steps=40, **begun)
-        found[name + (", D = 2" if rank else "")] = {"loss": loss(fit, test), "converged": float(fit.converged)}
-    return found
+    return {name: at_a_point(parts, kernel, start_of(kernel, seed, rank)) for name, (kernel, rank) in systems.items()}
 
 
-def sushi_a_integrated(seed: int) -> dict[str, Any]:
-    """The people and pairs of :func:`sushi_a`, tastes and mean utility with priors, by BilinearEP.
+def integrated(user: Any, first: Any, second: Any, won: Any = None, *, num_users: int, num_items: int) -> None:
+    """Shared tastes whose loadings and means have priors."""
+    with numpyro.plate("items", num_items):
+        V = numpyro.sample("V", dist.Normal(0.0, 0.5).expand([RANK]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("users", num_users):
+        taste = numpyro.sample("taste", dist.Normal(0.0, 1.0).expand([RANK]).to_event(1))
+    difference = b[first] - b[second] + jnp.sum(taste[user] * (V[first] - V[second]), axis=-1)
+    with numpyro.plate("comparisons", len(user)):
+        numpyro.sample("won", dist.Bernoulli(probs=norm.cdf(difference)), obs=won)
 
-    The scale of the kernel is that with the largest evidence.
-    """
-    (train, test, _), K = sushi_pairs(seed)
+
+def _by_bound(train: np.ndarray, parts: list[np.ndarray], num_items: int) -> dict[str, float]:
+    families = {"users": "full", "items": "component"}
+    engine = BilinearVG(integrated, covariance=families, num_restarts=0, tol=1e-5, progress_bar=False)
+    given: dict[str, Any] = {"num_users": NUM_USERS, "num_items": num_items}
+    engine.run(jax.random.key(0), *ordered(train), **given)
+    losses = [float(-np.mean(engine.log_predictive(*ordered(part), **given)["won"]) / BITS) for part in parts]
+    ended = {"evidence": float(engine.log_evidence), "converged": float(engine.diagnostics.converged)}
+    return {"loss": losses[0], "validation": losses[1], **ended}
+
+
+def _by_messages(train: np.ndarray, test: np.ndarray, K: np.ndarray) -> dict[str, float]:
+    """The scale of the kernel is that with the largest evidence."""
 
     def found(scale: float) -> dict[str, float]:
         engine = BilinearEP(preference_factorization, tol=1e-3, progress_bar=False)
-        return run_engine(engine, train, test, num_users=200, kernel=scale * K, rank=2) | {"scale": scale}
+        return run_engine(engine, train, test, num_users=NUM_USERS, kernel=scale * K, rank=RANK) | {"scale": scale}
 
-    return {"V and b integrated, D = 2": max(map(found, _SCALES), key=lambda each: each["evidence"])}
+    return max(map(found, _SCALES), key=lambda each: each["evidence"])
+
+
+_BY_BOUND, _SAMPLED = "V and b integrated, BilinearVG", "V, b and scales integrated, own process, NUTS on EP"
+
+
+def sushi_a_integrated(seed: int) -> dict[str, Any]:
+    """The people and pairs of :func:`sushi_a`; what all share is integrated by messages, a bound, or sampling."""
+    (train, *others), K = sushi_pairs(seed)
+    ways = {
+        "V and b integrated, BilinearEP": lambda: _by_messages(train, others[0], K),
+        _BY_BOUND: lambda: _by_bound(train, others, len(K)),
+        _SAMPLED: lambda: by_nuts(train, others, K, seed),
+    }
+    found = {}
+    for name, run in ways.items():
+        values, seconds = cpu_seconds(run)
+        found[name] = values | {"seconds": seconds}
+    return found
 
 
 def preferences_with_kernel(
@@ -154,11 +180,35 @@ def systems_table(draws: list[dict[str, Any]], against: str) -> list[str]:
 
 
 def few_persons(draws: list[dict[str, Any]]) -> list[str]:
-    lines = blocks(
+    """Losses of all systems, and what was asked of those that integrate."""
+
+    def less(name: str, other: str) -> np.ndarray:
+        return np.array([draw[name]["loss"] - draw[other]["loss"] for draw in draws])
+
+    def said(name: str) -> str:
+        from_item = less(name, "GPitem")
+        below = ", ".join(
+            f"{verdict(less(name, other).mean() <= -0.03)} against {other} ({mean_and_error(less(name, other))})"
+            for other in ("VU, D = 2", "GPVU, D = 2")
+        )
+        return (
+            f"- {name}: not above GPitem in the paired mean {verdict(from_item.mean() <= 0.0)} "
+            f"({mean_and_error(from_item)}); at least 0.03 below point estimates of the same D {below}."
+        )
+
+    scales = ", ".join(f"{np.mean([draw[_SAMPLED][key] for draw in draws]):.2g} ({key})" for key in SCALES)
+    effective = [draw[_SAMPLED]["effective"] for draw in draws]
+    seconds = ", ".join(f"{name} {np.median([draw[name]['seconds'] for draw in draws]):.0f}" for name in draws[0])
+    return blocks(
         "# Held-out comparisons",
-        "Losses are mean negative log probabilities in bits; a constant has 1.",
+        "Losses are mean negative log probabilities in bits; a constant has 1. "
+        f"Sushi A, {NUM_USERS} people, 3 + 1 pairs, {len(draws)} draws.",
+        systems_table(draws, "GPitem"),
+        "What was asked:",
+        map(said, (_BY_BOUND, _SAMPLED)),
+        f"Scales that are sampled have the means {scales}, and {min(effective):.0f} to {max(effective):.0f} effective "
+        f"draws at least. CPU-s, medians of the draws: {seconds}.",
     )
-    return [*lines, "", f"## Sushi A, 200 people, 3 + 1 pairs, {len(draws)} draws", "", *systems_table(draws, "GPitem")]
 
 
 _COMPARED = "evidence", "loss"
