@@ -44,7 +44,6 @@ def held_out(study):
     return {
         "sushi_a": [{name: fit() for name in TASTES}] * 2,
         "sushi_a_integrated": [dict.fromkeys((sushi._BY_BOUND, sushi._SAMPLED), integrated)] * 2,
-        "sushi_a_learned": [{"VU, D = 2": fit(), "GPVU, D = 2": fit(psi=1.0, alpha=0.1)}] * 2,
         "sushi_a_thesis": [{name: fit(rank=1.0, iterations=2.0) for name in ends}] * 2,
     }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,17 @@ from scipy.stats import multivariate_t
 from numpyro_ext.infer import EP, AdaptiveQuadrature, LaplaceApproximation, marginalize
 from numpyro_ext.models import item_response, item_response_records
 
-from ..harness import CompiledNuts, Study, cpu_seconds, peak_bytes, table
+from ..harness import CompiledNuts, Study, blocks, cpu_seconds, peak_bytes, table
 
 _NUM_ITEMS, _NUM_NODES = 40, 73
-_DRAWS = "effective draws of 100 item parameters, 4,000 x 50, people integrated out"
+
+
+class Part(NamedTuple):
+    """A row of the page."""
+
+    what: str
+    target: str
+    measured: str
 
 
 def _answers(num_people: int, num_items: int = _NUM_ITEMS, seed: int = 0) -> np.ndarray:
@@ -52,7 +59,7 @@ def _fitted(model: Any, *args: Any, **kwargs: Any) -> AdaptiveQuadrature:
     return engine
 
 
-def scored(draw: int, num_people: int = 100_000) -> dict[str, Any]:
+def scored(draw: int, num_people: int = 100_000) -> Part:
     """Seconds of the first and the next scores, the floor of one product of answers and table, and memory."""
     engine = _fitted(partial(item_response, family="2pl"), _answers(4000))
     before, seconds = peak_bytes(), []
@@ -66,11 +73,15 @@ def scored(draw: int, num_people: int = 100_000) -> dict[str, Any]:
     product = jax.jit(lambda a, b: a @ b)
     product(indicators, nodes).block_until_ready()
     floor = min(cpu_seconds(lambda: product(indicators, nodes).block_until_ready())[1] for _ in range(5))
-    memory = peak_bytes() - before
-    return {"people": num_people, "first": seconds[0], "next": min(seconds[1:]), "floor": floor, "memory": memory}
+    first, later, least = (1e6 * one / num_people for one in (seconds[0], min(seconds[1:]), floor))
+    measured = (
+        f"{later:.1f} us ({first:.0f} with what is compiled); {later / least:.0f} times one product, {least:.2f} "
+    )
+    measured += f"us; {(peak_bytes() - before) / 2**30:.2f} GiB"
+    return Part(f"{num_people:,} new people scored, 40 items, 2PL", "at most 10 us each", measured)
 
 
-def fitted(draw: int, num_people: int = 1_000_000, num_covariates: int = 0) -> dict[str, Any]:
+def fitted(draw: int, num_people: int = 1_000_000, num_covariates: int = 0) -> Part:
     """Seconds of a first fit with standard errors, and of the scores of all people; memory beside the arguments."""
     answers, given = _answers(num_people), {}
     if num_covariates:
@@ -78,19 +89,14 @@ def fitted(draw: int, num_people: int = 1_000_000, num_covariates: int = 0) -> d
     before = peak_bytes()
     engine, seconds = cpu_seconds(lambda: _fitted(partial(item_response, family="2pl"), answers, **given))
     site, more = cpu_seconds(lambda: engine.posterior["trait"].mean)
-    diagnostics = engine.diagnostics
-    return {
-        "people": num_people, "seconds": seconds, "scores": more, "memory": peak_bytes() - before,
-        "converged": diagnostics.converged, "evaluations": diagnostics.hyper.num_evaluations,
-    }  # fmt: skip
+    end, memory = engine.diagnostics, (peak_bytes() - before) / 2**30
+    measured = f"{seconds:.0f} s with what is compiled, {end.hyper.num_evaluations} evaluations, converged: "
+    measured += f"{end.converged}; scores of all {more:.1f} s; {memory:.2f} GiB"
+    words = f", {num_covariates} covariates" if num_covariates else ""
+    return Part(f"{num_people:,} people by {_NUM_ITEMS} items, 2PL{words}", "at most 2 min", measured)
 
 
-def regressed(draw: int) -> dict[str, Any]:
-    """The same with three covariates of each person."""
-    return fitted(draw, num_covariates=3)
-
-
-def records(draw: int, num_people: int = 1000, num_items: int = 20) -> dict[str, Any]:
+def records(draw: int, num_people: int = 1000, num_items: int = 20) -> Part:
     """Next fits of the same answers in a table with gaps and one below the other."""
     answers = _answers(num_people, num_items).astype(float)
     answers[np.random.default_rng(3).random(answers.shape) > 0.7] = np.nan
@@ -100,12 +106,15 @@ def records(draw: int, num_people: int = 1000, num_items: int = 20) -> dict[str,
         "table": (partial(item_response, family="2pl"), answers),
         "records": (as_records, person, item, answers[person, item].astype(int)),
     }
-    found: dict[str, Any] = {}
+    seconds, evidences = {}, []
     for name, (model, *args) in cases.items():
         _fitted(model, *args)
-        engine, seconds = cpu_seconds(_fitted, model, *args)
-        found[name] = {"seconds": seconds, "evidence": float(engine.log_evidence)}
-    return found
+        engine, seconds[name] = cpu_seconds(_fitted, model, *args)
+        evidences.append(float(engine.log_evidence))
+    measured = (
+        f"{seconds['records']:.2f} s, of a table {seconds['table']:.2f}; evidence {abs(np.ptp(evidences)):.0e} off"
+    )
+    return Part(f"records of {num_people:,} people, {num_items} items, next fit", "as a table", measured)
 
 
 def _graded_answers(num_people: int, num_items: int, num_traits: int) -> tuple[np.ndarray, np.ndarray]:
@@ -148,28 +157,28 @@ def _sampled_evidence(answers: np.ndarray, loadings: np.ndarray, cuts: np.ndarra
     return [total, float(np.sqrt(variance))]
 
 
-def traits(draw: int, num_people: int = 1500, num_items: int = 50, num_traits: int = 5) -> dict[str, Any]:
+def traits(draw: int, num_people: int = 1500, num_items: int = 50, num_traits: int = 5) -> Part:
     """First and next fit of correlated traits by EP and Laplace's method, and the evidence at the items that EP found
     by importance sampling."""
     answers, pattern = _graded_answers(num_people, num_items, num_traits)
     given = {"family": "graded", "pattern": pattern, "correlated": True, "num_categories": 5}
-    found: dict[str, Any] = {"cells": answers.size}
+    words = []
     for kind in (LaplaceApproximation, EP):
-        engine, seconds = kind(item_response, progress_bar=False), []
-        for _ in range(2):
-            seconds.append(cpu_seconds(partial(engine.run, random.key(0), answers, **given))[1])
-        learned = engine.diagnostics.hyper
-        found[kind.__name__] = {
-            "first": seconds[0], "next": seconds[1], "evaluations": learned.num_evaluations,
-            "converged": bool(engine.diagnostics.converged), "gradient": learned.max_gradient,
-            "evidence": float(engine.log_evidence),
-        }  # fmt: skip
+        engine = kind(item_response, progress_bar=False)
+        first, later = (cpu_seconds(partial(engine.run, random.key(0), answers, **given))[1] for _ in range(2))
+        end = engine.diagnostics
+        words.append(
+            f"{kind.__name__} {later:.1f} s (first {first:.1f}), {end.hyper.num_evaluations} evaluations, converged: "
+            f"{end.converged}, largest derivative {end.hyper.max_gradient:.0e}, log evidence {engine.log_evidence:.2f}"
+        )
     names = ("free_discrimination", "cutpoints", "trait_cholesky")
     slope, cuts, factor = (np.asarray(engine.hyper[name].value) for name in names)
-    errors = [np.asarray(engine.hyper[name].standard_error) for name in names]
-    found["has errors"] = all(bool(np.all(np.isfinite(error))) for error in errors)
-    found["sampled"] = _sampled_evidence(answers, pattern * slope[:, None], cuts, factor)
-    return found
+    has_errors = all(np.all(np.isfinite(np.asarray(engine.hyper[name].standard_error))) for name in names)
+    value, error = _sampled_evidence(answers, pattern * slope[:, None], cuts, factor)
+    words.append(f"at the items of EP, by importance sampling {value:.2f} ± {error:.2f}")
+    words.append(f"EP has standard errors: {has_errors}")
+    what = "five correlated traits, graded 1,500 x 50, Laplace / EP next"
+    return Part(what, "at most 10 / 60", "; ".join(words))
 
 
 def two_parameter_logistic(response: Any = None, *, num_people: int, num_items: int) -> None:
@@ -188,12 +197,10 @@ def _rates(draws: dict[str, Any], seconds: float, with_warmup: float) -> dict[st
     return {
         "smallest": float(sizes.min() / seconds), "median": float(np.median(sizes) / seconds),
         "smallest with warm-up": float(sizes.min() / with_warmup),
-        "smallest share": float(sizes.min() / np.size(draws["intercept"][..., 0])),
-        "median share": float(np.median(sizes) / np.size(draws["intercept"][..., 0])),
     }  # fmt: skip
 
 
-def draws(draw: int, num_people: int = 4000, num_items: int = 50) -> dict[str, Any]:
+def draws(draw: int, num_people: int = 4000, num_items: int = 50) -> Part:
     """Effective draws of the items in a second of a compiled chain: NUTS over all unknowns and over the items alone,
     from the true values on, and ``sample_exactly`` from a fit."""
     rng = np.random.default_rng(0)
@@ -214,13 +221,12 @@ def draws(draw: int, num_people: int = 4000, num_items: int = 50) -> dict[str, A
         chain = CompiledNuts(sized, num_warmup, num_samples, answers, init_strategy=init_to_value(values=own))
         measured = chain.run(1)
         found[name] = _rates(measured.draws, measured.seconds_of_draws, measured.seconds) | {
-            "compilation": chain.compilation,
             "steps": measured.gradients / num_samples,
             "milliseconds": 1e3 * measured.seconds_of_draws / measured.gradients,
         }
     engine = AdaptiveQuadrature(two_parameter_logistic, integrate="none", progress_bar=False)
     fits = [cpu_seconds(partial(engine.run, random.key(0), answers, **sizes))[1] for _ in range(2)]
-    exact, first = cpu_seconds(engine.sample_exactly, random.key(1), 1000)
+    exact = engine.sample_exactly(random.key(1), 1000)
     run = partial(exact.run, random.key(2), answers, **sizes)
     run()  # for these arguments
     exact.post_warmup_state = None
@@ -232,76 +238,33 @@ def draws(draw: int, num_people: int = 4000, num_items: int = 50) -> dict[str, A
     recover = partial(marginalize(two_parameter_logistic, AdaptiveQuadrature).recover, random.key(3))
     given = {name: value.reshape(-1, num_items)[some] for name, value in items.items()}
     people = [cpu_seconds(partial(recover, given, answers, **sizes))[1] for _ in range(2)]
-    found["exact"] = _rates(items, seconds, whole) | {
-        "fit": fits[1], "first fit": fits[0], "first": first, "whole": whole, "draws": len(fields["num_steps"]),
-        "gradients": float(np.mean(fields["num_steps"])), "acceptance": float(np.mean(fields["accept_prob"])),
-        "milliseconds": 1e3 * seconds / len(fields["num_steps"]), "people": 1e3 * people[1] / len(some),
-    }  # fmt: skip
-    return found
-
-
-def _page(found: dict[str, list[Any]]) -> list[str]:
-    rows: list[tuple[str, str, str]] = []
-    if scores := found.get("scored"):
-        one = min(scores, key=lambda each: each["next"])
-        each, floor = (1e6 * one[name] / one["people"] for name in ("next", "floor"))
-        measured = f"{each:.1f} us ({1e6 * one['first'] / one['people']:.0f} with what is compiled)"
-        measured += f"; {each / floor:.0f} times one product, {floor:.2f} us; {one['memory'] / 2**30:.2f} GiB"
-        rows.append((f"{one['people']:,} new people scored, 40 items, 2PL", "at most 10 us each", measured))
-    for name, words in (("fitted", ""), ("regressed", ", three covariates")):
-        if not (fits := found.get(name)):
-            continue
-        one = fits[0]
-        measured = f"{one['seconds']:.0f} s with what is compiled, {one['evaluations']} evaluations, converged: "
-        measured += f"{one['converged']}; scores of all {one['scores']:.1f} s; {one['memory'] / 2**30:.2f} GiB"
-        rows.append((f"{one['people']:,} people by 40 items, 2PL{words}", "at most 2 min", measured))
-    if pairs := found.get("records"):
-        one = pairs[0]
-        gap = abs(one["records"]["evidence"] - one["table"]["evidence"])
-        measured = (
-            f"{one['records']['seconds']:.2f} s, of a table {one['table']['seconds']:.2f}; evidence {gap:.0e} off"
+    plain, marginal, exactly = found["plain"], found["marginal"], _rates(items, seconds, whole)
+    words = []
+    for name, each in (("`sample_exactly`", exactly), ("NUTS over the items", marginal)):
+        gain = {key: each[key] / plain[key] for key in exactly}
+        words.append(
+            f"{name} {gain['smallest']:.0f} times by the smallest effective size ({each['smallest']:.0f} against "
+            f"{plain['smallest']:.2f} a second; with warm-up {gain['smallest with warm-up']:.0f} times), "
+            f"{gain['median']:.0f} times by the median ({each['median']:.0f} against {plain['median']:.1f})"
         )
-        rows.append(("records of 1,000 people, 20 items, next fit", "as a table", measured))
-    if fits := found.get("traits"):
-        one = fits[0]
-        words = []
-        for name in ("EP", "LaplaceApproximation"):
-            each = one[name]
-            seconds = f"{name} {each['next']:.1f} s (first {each['first']:.1f})"
-            end = f"converged: {each['converged']}, largest derivative {each['gradient']:.0e}"
-            words.append(f"{seconds}, {each['evaluations']} evaluations, {end}, log evidence {each['evidence']:.2f}")
-        sampled = "at the items of EP, by importance sampling {:.2f} ± {:.2f}".format(*one["sampled"])
-        errors = f"EP has standard errors: {one['has errors']}"
-        what = "five correlated traits, graded 1,500 x 50, EP / Laplace next"
-        rows.append((what, "at most 60 / 10", "; ".join([*words, sampled, errors])))
-    if chains := found.get("draws"):
-        one = chains[0]
-        plain, marginal, exact = (one[name] for name in ("plain", "marginal", "exact"))
-        words = []
-        for name, each in (("`sample_exactly`", exact), ("NUTS over the items", marginal)):
-            gain = {key: each[key] / plain[key] for key in ("smallest", "median", "smallest with warm-up")}
-            words.append(
-                f"{name} {gain['smallest']:.0f} times by the smallest effective size ({each['smallest']:.0f} against "
-                f"{plain['smallest']:.2f} a second; with warm-up {gain['smallest with warm-up']:.0f} times), "
-                f"{gain['median']:.0f} times by the median ({each['median']:.0f} against {plain['median']:.1f})"
-            )
-        what = f"{exact['draws']} draws of {exact['milliseconds']:.1f} ms, {exact['gradients']:.2f} gradients and "
-        what += f"acceptance {exact['acceptance']:.2f}, after a fit of {exact['fit']:.1f} s; NUTS over the items "
-        what += f"{marginal['steps']:.0f} steps of {marginal['milliseconds']:.1f} ms a draw, plain NUTS "
-        what += f"{plain['steps']:.0f} of {plain['milliseconds']:.1f}; a draw of the people {exact['people']:.0f} ms"
-        rows.append((_DRAWS, "at least 50 times plain NUTS", "; ".join([*words, what])))
-    return table("what | target | measured", rows)
+    number = len(fields["num_steps"])
+    words.append(
+        f"{number} draws of {1e3 * seconds / number:.1f} ms, {np.mean(fields['num_steps']):.2f} gradients and "
+        f"acceptance {np.mean(fields['accept_prob']):.2f}, after a fit of {fits[1]:.1f} s; NUTS over the items "
+        f"{marginal['steps']:.0f} steps of {marginal['milliseconds']:.1f} ms a draw, plain NUTS {plain['steps']:.0f} "
+        f"of {plain['milliseconds']:.1f}; a draw of the people {1e3 * people[1] / len(some):.0f} ms"
+    )
+    what = f"effective draws of 100 item parameters, {num_people:,} x {num_items}, people integrated out"
+    return Part(what, "at least 50 times plain NUTS", "; ".join(words))
 
 
 def main() -> None:
     """Measure, each part in a process of its own, and write the rows of all parts that have run."""
-    numpyro.enable_x64()
-    experiments = {
-        "scored": scored, "fitted": fitted, "regressed": regressed, "records": records, "traits": traits,
-        "draws": draws,
-    }  # fmt: skip
-    study = Study(__doc__, experiments, draws=dict.fromkeys(experiments, 1), environment={})
-    study.write("many-people", _page(study.run()))
+    parts = {"scored": scored, "fitted": fitted, "regressed": partial(fitted, num_covariates=3)}
+    study = Study(__doc__, parts | {"records": records, "traits": traits, "draws": draws}, environment={})
+    found = study.run()
+    rows = (row for name in study.experiments for row in found[name])
+    study.write("many-people", blocks("# Items with many people", table("what | target | measured", rows)))
 
 
 if __name__ == "__main__":

@@ -81,10 +81,10 @@ def numpy_sweeps(x: np.ndarray, rank: int, num_sweeps: int, seed: int = 0) -> fl
 
 
 def step_seconds(fit: Callable[[int], Any], few: int, many: int) -> tuple[float, float]:
-    """CPU seconds of a step, from fits of few and of many, and of a first fit with its compilation."""
+    """CPU seconds of a step, from fits of few and of many after one that compiles, and of this one."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*did not converge")
-        first, short, long = (cpu_seconds(fit, number)[1] for number in (1, few, many))
+        first, short, long = (cpu_seconds(fit, number)[1] for number in (few, few, many))
     return (long - short) / (many - few), first
 
 

@@ -16,8 +16,6 @@ EXPERIMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "sushi_a": (sushi.sushi_a, 10),
     "sushi_a_integrated": (sushi.sushi_a_integrated, 10),
     "movielens": (films.movielens, 5),
-    "sushi_a_learned": (sushi.sushi_a_learned, 4),
-    "sushi_b": (sushi.sushi_b, 2),
     "sushi_a_thesis": (thesis.sushi_a_thesis, 10),
     "unseen_films": (unseen.unseen_films, 2),
 }
@@ -25,8 +23,6 @@ EXPERIMENTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
 PAGES: dict[str, tuple[tuple[str, ...], Callable[[list[dict[str, Any]]], list[str]]]] = {
     "preferences": (("sushi_a", "sushi_a_integrated"), sushi.few_persons),
     "preferences-movielens": (("movielens",), films.page_of_films),
-    "preferences-learned-kernel": (("sushi_a_learned",), sushi.learned_kernel),
-    "preferences-sushi-b": (("sushi_b",), sushi.many_persons),
     "preferences-unseen-films": (("unseen_films",), unseen.page),
     "preferences-thesis": (("sushi_a_thesis",), thesis.page),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -105,9 +105,3 @@ def along_em(
         values, done = fit.parameters, done + count
         path.append((loss(fit, validation), loss(fit, test), V.shape[1], done))
     return path
-
-
-def share_met(what: str, are_met: Iterable[bool]) -> str:
-    """Sentence on what was asked of every draw, and of how many it is true."""
-    found = list(are_met)
-    return f"{what}: {'met' if all(found) else 'missed'}, true of {sum(found)} of {len(found)} draws."

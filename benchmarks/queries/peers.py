@@ -33,16 +33,44 @@ from numpyro_ext.design import (
 from numpyro_ext.infer import EP
 
 from ..harness import Study, blocks, mean_and_error, table
-from . import acquisitions, phases
+from . import phases
 
 _NUM_ITEMS, _NUM_POOL, _NUM_TEST = 40, 200, 200
 _LENGTH, _SCALE = 1.0, 2.0
 _WARMUP, _NUM_DRAWS, _THINNING = 128, 128, 8
 """Settings of NUTS: a quarter of BoTorch's default for the warmup and half of it for the draws, as many kept."""
 _NUM_MEMBERS, _NUM_RISKS = 10, 3
-_BLOCK = acquisitions.SETTINGS["noisy block"]
+_KERNEL = {"log_scale": np.log(3.0), "log_length": np.zeros(2)}
+"""Of the noisy block; round numbers, as what is compared are the queries."""
+_IN_TEST = np.arange(444) >= 194
 _Query = Callable[[Mapping[str, Any], np.ndarray], np.ndarray]
 """From the data and the labels, which are nan where there is none, to utilities, which are nan where none is wanted."""
+
+
+def classifier(x: Any, y: Any = None, labelled: Any = True, noise: float = 1e-6) -> None:
+    """A Gaussian process behind probit labels, with hyperparameters of its own."""
+    # Of logarithms, so that their mode is not drawn to short lengths, where no point tells of another.
+    log_scale = numpyro.sample("log_scale", dist.Normal(1.0, 1.0))
+    center = 0.5 + 0.5 * np.log(x.shape[1])
+    log_length = numpyro.sample("log_length", dist.Normal(center, 1.0).expand([x.shape[1]]).to_event(1))
+    z = x / jnp.exp(log_length)
+    squares = jnp.maximum(jnp.sum(z**2, 1)[:, None] + jnp.sum(z**2, 1) - 2.0 * z @ z.T, 0.0)
+    covariance = jnp.exp(2.0 * log_scale) * (jnp.exp(-0.5 * squares) + noise * jnp.eye(len(x)))
+    f = numpyro.sample("f", dist.MultivariateNormal(jnp.zeros(len(x)), covariance))
+    with handlers.mask(mask=labelled):
+        numpyro.sample("y", dist.Bernoulli(probs=norm.cdf(f)), obs=y)
+
+
+def _noisy_block(rng_key: Any) -> dict[str, np.ndarray]:
+    """Two classes to the left and right, and a block of noise between them (Houlsby 2014); the pool first."""
+    rng = np.random.default_rng(np.asarray(random.key_data(rng_key)))
+    xs, ys = [], []
+    for clean, block in ((114, 80), (225, 25)):
+        x = rng.uniform(-3.0, 3.0, (6 * clean, 2))
+        x = x[np.abs(x[:, 0]) >= 0.4][:clean]
+        xs += [x, rng.uniform(-0.4, 0.4, (block, 2))]
+        ys += [x[:, 0] > 0.0, rng.integers(0, 2, block)]
+    return {"x": np.concatenate(xs), "y": np.concatenate(ys).astype(int)}
 
 
 def _on_block(ask: Callable[[np.ndarray, np.ndarray, Any, int], Any]) -> _Query:
@@ -53,15 +81,14 @@ def _on_block(ask: Callable[[np.ndarray, np.ndarray, Any, int], Any]) -> _Query:
         from sklearn.gaussian_process import GaussianProcessClassifier
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
-        hyper = acquisitions.hyper_values("noisy block")
-        scale = ConstantKernel(float(np.exp(2.0 * hyper["log_scale"])), "fixed")
-        kernel = scale * RBF(np.exp(hyper["log_length"]), "fixed")
+        scale = ConstantKernel(float(np.exp(2.0 * _KERNEL["log_scale"])), "fixed")
+        kernel = scale * RBF(np.exp(_KERNEL["log_length"]), "fixed")
 
         def process(seed: int) -> Any:
             found = GaussianProcessClassifier(kernel, optimizer=None)
             return SklearnClassifier(found, classes=[0, 1], random_state=seed)
 
-        is_pool, utilities = ~np.asarray(_BLOCK.test), np.full(len(labels), np.nan)
+        is_pool, utilities = ~_IN_TEST, np.full(len(labels), np.nan)
         seed = int(np.isfinite(labels).sum())
         utilities[is_pool] = ask(data["x"][is_pool], labels[is_pool], process, seed)
         return utilities
@@ -171,9 +198,9 @@ TASKS = {
         "by bootstrap, and with Parzen windows, since they take no such process, the uncertainty and the reduction of "
         f"the expected error; this, like our risk, is asked {_NUM_RISKS} times; area: the geometric mean of test "
         "probabilities in per cent, averaged over the labels",
-        lambda: EP(acquisitions.classifier, hyper_values=acquisitions.hyper_values("noisy block"), progress_bar=False),
-        _BLOCK.data,
-        _BLOCK.test,
+        lambda: EP(classifier, hyper_values=_KERNEL, progress_bar=False),
+        _noisy_block,
+        _IN_TEST,
         (Phase(40),),
         {"information": expected_information_gain, _RISK: expected_risk},
         {

@@ -7,8 +7,6 @@ second, whose labels alone are in its fit, and for the test. Four data sets are 
 
 from __future__ import annotations
 
-import csv
-import gzip
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 from jax import random
 from numpyro import handlers
 from scipy.stats import ttest_1samp
@@ -72,20 +71,11 @@ def _branin(rng_key: Any) -> dict[str, np.ndarray]:
 def _table(
     rng_key: Any, file: str, inputs: Sequence[int], target: int, folder: str = "uci-regression"
 ) -> dict[str, np.ndarray]:
-    """Inputs and target standardised over all rows, of which some are taken."""
-    with gzip.open(data_path(folder) / file, "rt") as lines:
-        _, *rows = csv.reader(lines)
-    codes = [sorted({row[c] for row in rows}) for c in range(len(rows[0]))]
-
-    def column(number: int) -> np.ndarray:
-        try:
-            return np.array([float(row[number]) for row in rows])
-        except ValueError:  # of names their place in the alphabet
-            return np.array([float(codes[number].index(row[number])) for row in rows])
-
-    chosen = _generator(rng_key).permutation(len(rows))[:SIZE]
-    x = standardised(np.stack([column(c) for c in inputs], -1))
-    return {"x": x[chosen], "y": standardised(column(target))[chosen]}
+    """Inputs and target standardised over all rows, of which some are taken; names are places in the alphabet."""
+    frame = pd.read_csv(data_path(folder) / file)
+    codes = frame.apply(lambda c: c if pd.api.types.is_numeric_dtype(c) else pd.factorize(c, sort=True)[0])
+    chosen, values = _generator(rng_key).permutation(len(frame))[:SIZE], standardised(codes.to_numpy(float))
+    return {"x": values[chosen][:, list(inputs)], "y": values[chosen, target]}
 
 
 class Setting(NamedTuple):
