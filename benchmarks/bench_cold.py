@@ -1,4 +1,4 @@
-"""First and next fits and those of a new process, in CPU-seconds beside NUTS, SVI, PyMC and glmmTMB."""
+"""First and next fits and those of a new process, in CPU-seconds beside NUTS and SVI."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from .harness import at_most, in_own_process
-from .runs.cold_once import ENGINES, NUM_SAMPLES, NUM_SVI_STEPS, NUM_WARMUP, PEERS, PROBLEMS, has_fits
+from .runs.cold_once import ENGINES, NUM_SAMPLES, NUM_SVI_STEPS, NUM_WARMUP, PEERS, PROBLEMS
 
 FIRST = {"few-rows": 2.0, "random-intercepts": 5.0}
 """CPU-seconds that a first fit of EP may take; others may take those of the Laplace engine before."""
@@ -17,8 +17,6 @@ NUM_ROUNDS = 3
 NAMES = {
     "NUTS": f"NUTS, {NUM_WARMUP} + {NUM_SAMPLES} transitions",
     "SVI": f"SVI, {NUM_SVI_STEPS} steps",
-    "PyMC": "PyMC's Laplace",
-    "glmmTMB": "glmmTMB, scale at its maximum",
 }
 
 
@@ -28,7 +26,7 @@ def cold(engine: str, problem: str, *options: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def peers() -> dict[tuple[str, str], dict[str, Any]]:
-    return {(peer, problem): cold(peer, problem) for peer in PEERS for problem in PROBLEMS if has_fits(peer, problem)}
+    return {(peer, problem): cold(peer, problem) for peer in PEERS for problem in PROBLEMS}
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -46,7 +44,7 @@ def test_cold(benchmark, results, peers, tmp_path, engine, problem):
         "first fit of a new process, programs kept": (kept["cpu"], "first", at_most(NEW_PROCESS)),
     }
     for item, (seconds, kind, target) in fits.items():
-        for peer in (peer for peer in PEERS if has_fits(peer, problem)):
+        for peer in PEERS:
             results.record(
                 f"{item}, {engine}, {problem}",
                 peer=NAMES[peer],

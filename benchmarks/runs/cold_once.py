@@ -1,24 +1,18 @@
 """First fits in a process of its own, in CPU-seconds: ``python -m benchmarks.runs.cold_once EP random-intercepts``.
 
 Fits a small model to one data set, to three others, and to three whose indices of groups are others, each up to 1000
-draws and the marginals in hand, or by NumPyro's NUTS or SVI, or by PyMC's Laplace approximation or glmmTMB where
-these are installed, without a cache on disk unless ``--cache FOLDER`` names one. Prints a JSON object: the
-CPU-seconds of the first fit and of the quickest of the three, and the programs compiled, with the seconds of tracing,
-lowering and compiling; with ``--programs`` a table of them as well.
+draws and the marginals in hand, or by NumPyro's NUTS or SVI, without a cache on disk unless ``--cache FOLDER`` names
+one. Prints a JSON object: the CPU-seconds of the first fit and of the quickest of the three, and the programs compiled,
+with the seconds of tracing, lowering and compiling; with ``--programs`` a table of them as well.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
 import json
 import resource
-import shutil
-import subprocess
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -89,15 +83,14 @@ def graded_response_data(seed: int, index_seed: int) -> tuple[Any, ...]:
 PROBLEMS = {"few-rows": (few_rows, few_rows_data), "random-intercepts": (random_intercepts, random_intercepts_data)}
 LARGE = {"graded-response": (graded_response, graded_response_data)}
 ENGINES = ("EP", "LaplaceApproximation", "VariationalGaussian", "INLA")
-R_PROGRAM = Path(__file__).parent / "glmmtmb.R"
-PEERS = ("NUTS", "SVI", "PyMC", "glmmTMB")
+PEERS = ("NUTS", "SVI")
 NUM_WARMUP, NUM_SAMPLES, NUM_SVI_STEPS = 500, 1000, 2000
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process so far, and of compilers that it started."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    """User and system time of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 def fit(engine: str, model: Callable[..., None], args: tuple[Any, ...], seed: int) -> Any:
@@ -124,52 +117,6 @@ def fit_peer(peer: str, model: Callable[..., None], args: tuple[Any, ...], seed:
     jax.block_until_ready(draws)
 
 
-def fit_pymc(problem: str, args: tuple[Any, ...], seed: int) -> None:
-    """The same model by the Laplace approximation of PyMC, which is joint in field and hyperparameters, to draws."""
-    import pymc
-    from pymc_extras import fit_laplace
-
-    *inputs, y = args
-    with pymc.Model():
-        if problem == "few-rows":
-            (x,) = inputs
-            slopes = pymc.Normal("slopes", 0.0, 1.0, shape=x.shape[1])
-            pymc.Bernoulli("y", logit_p=pymc.Normal("intercept", 0.0, 2.0) + x @ slopes, observed=y)
-        else:
-            group, num_groups = inputs
-            scale = pymc.HalfNormal("scale", 1.0)
-            mean, shift = pymc.Normal("mean", 0.0, 2.0), pymc.Normal("shift", 0.0, scale, shape=num_groups)
-            pymc.Poisson("y", pymc.math.exp(mean + shift[group]), observed=y)
-        fit_laplace(progressbar=False, draws=NUM_SAMPLES, random_seed=seed)
-
-
-@functools.cache
-def has_fits(peer: str, problem: str) -> bool:
-    """True if a peer is installed and has the model: glmmTMB has no priors, without which ten rows may have no
-    estimate."""
-    if peer == "PyMC":
-        return find_spec("pymc_extras") is not None
-    if peer != "glmmTMB":
-        return True
-    if problem != "random-intercepts" or not shutil.which("Rscript"):
-        return False
-    asked = "quit(status = !requireNamespace('glmmTMB', quietly = TRUE))"
-    return subprocess.run(["Rscript", "-e", asked], capture_output=True, check=False).returncode == 0
-
-
-def glmmtmb_seconds(all_args: list[tuple[Any, ...]]) -> list[float]:
-    """Seconds of the processor for each data set, one after the other in a process of R that has loaded the package.
-
-    The scale and the mean are at their maximum, the effects at their mode, all with standard errors; no draws.
-    """
-    lines = ["set,group,y"]
-    for number, (group, _, y) in enumerate(all_args):
-        lines += [f"{number},{g},{count}" for g, count in zip(group, y, strict=True)]
-    command = ["Rscript", "--vanilla", str(R_PROGRAM)]
-    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True)
-    return [float(line) for line in done.stdout.split()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", choices=ENGINES + PEERS)
@@ -193,12 +140,6 @@ def main() -> None:
         "next": [(1, 0), (2, 0), (3, 0)],
         "other groups": [(4, 1), (5, 2), (6, 3)],
     }
-    if arguments.engine == "glmmTMB":
-        spent = iter(glmmtmb_seconds([data(*seeds) for kind in kinds.values() for seeds in kind]))
-        for name, seeds in kinds.items():
-            result[name] = {"cpu": min(next(spent) for _ in seeds)}
-        print(json.dumps(result))
-        return
     for name, seeds in kinds.items():
         seconds = []
         with ProgramLog() as log:
@@ -206,11 +147,8 @@ def main() -> None:
                 # What the fit before has left behind is its own.
                 gc.collect()
                 before = cpu_seconds()
-                if arguments.engine == "PyMC":
-                    fit_pymc(arguments.problem, data(seed, index_seed), seed)
-                else:
-                    fit_one = fit if arguments.engine in ENGINES else fit_peer
-                    fit_one(arguments.engine, model, data(seed, index_seed), seed=seed)
+                fit_one = fit if arguments.engine in ENGINES else fit_peer
+                fit_one(arguments.engine, model, data(seed, index_seed), seed=seed)
                 seconds.append(cpu_seconds() - before)
         result[name] = {"cpu": min(seconds), **log.totals()}
         if arguments.programs:
