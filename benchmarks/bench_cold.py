@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from .harness import at_most, in_own_process
-from .runs.cold_once import ENGINES, NUM_SAMPLES, NUM_SVI_STEPS, NUM_WARMUP, PEERS, PROBLEMS
+from .runs.once import ENGINES, NUM_SAMPLES, NUM_SVI_STEPS, NUM_WARMUP, PEERS, SMALL
 
 FIRST = {"few-rows": 2.0, "random-intercepts": 5.0}
 """CPU-seconds that a first fit of EP may take; others may take those of the Laplace engine before."""
@@ -21,15 +21,15 @@ NAMES = {
 
 
 def cold(engine: str, problem: str, *options: str) -> dict[str, Any]:
-    return in_own_process("runs.cold_once", engine, problem, *options)
+    return in_own_process("runs.once", engine, problem, *options)
 
 
 @pytest.fixture(scope="module")
 def peers() -> dict[tuple[str, str], dict[str, Any]]:
-    return {(peer, problem): cold(peer, problem) for peer in PEERS for problem in PROBLEMS}
+    return {(peer, problem): cold(peer, problem) for peer in PEERS for problem in SMALL}
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("problem", SMALL)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_cold(benchmark, results, peers, tmp_path, engine, problem):
     found: dict[str, Any] = benchmark.pedantic(cold, args=(engine, problem), rounds=1)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from .harness import at_least, in_own_process
-from .runs.fit_once import NUM_SAMPLES, NUM_WARMUP, PROBLEMS
+from .runs.once import LARGE, NUM_SAMPLES, NUM_WARMUP
 
 
 def fit(engine: str, problem: str, num_samples: int = NUM_SAMPLES) -> dict[str, Any]:
-    return in_own_process("runs.fit_once", engine, problem, f"--num-samples={num_samples}")
+    return in_own_process("runs.once", engine, problem, f"--num-samples={num_samples}")
 
 
 def error_bound(ep: dict[str, Any], reference: dict[str, Any]) -> float:
@@ -33,25 +33,25 @@ def seconds_of_draws(num_draws: float, nuts: dict[str, Any], reference: dict[str
     of the transitions, which is generous to NUTS because those of the warmup take longer.
     """
     if num_draws < 0:
-        return num_draws / (NUM_WARMUP + NUM_SAMPLES) * nuts["warm_seconds"]
+        return num_draws / (NUM_WARMUP + NUM_SAMPLES) * nuts["next"]["cpu"]
     if num_more == 0:
         return 0.0
-    return num_draws / num_more * (reference["warm_seconds"] - nuts["warm_seconds"])
+    return num_draws / num_more * (reference["next"]["cpu"] - nuts["next"]["cpu"])
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("problem", LARGE)
 def test_whole_fit(benchmark, results, problem):
     ep: dict[str, Any] = benchmark.pedantic(fit, args=("EP", problem), rounds=1)
     nuts = fit("NUTS", problem)
-    num_reference = PROBLEMS[problem]().num_reference_samples
+    num_reference = LARGE[problem].num_reference_samples
     reference = nuts if num_reference == NUM_SAMPLES else fit("NUTS", problem, num_reference)
 
     ep_error = error_bound(ep, reference)
     nuts_error = float(np.sqrt(np.mean(1.0 / np.array(nuts["effective_sample_size"]))))
     num_draws = NUM_SAMPLES * (nuts_error / ep_error) ** 2
     extra_seconds = seconds_of_draws(num_draws - NUM_SAMPLES, nuts, reference, num_reference - NUM_SAMPLES)
-    for temperature, target in (("cold", 3), ("warm", 30)):
-        seconds, nuts_seconds = ep[f"{temperature}_seconds"], nuts[f"{temperature}_seconds"]
+    for temperature, kind, target in (("cold", "first", 3), ("warm", "next", 30)):
+        seconds, nuts_seconds = ep[kind]["cpu"], nuts[kind]["cpu"]
         run = f"NUTS, {NUM_WARMUP} + {NUM_SAMPLES} transitions"
         peers = {run: nuts_seconds, "NUTS, equally accurate (calculated)": nuts_seconds + extra_seconds}
         for peer, peer_seconds in peers.items():
@@ -61,7 +61,7 @@ def test_whole_fit(benchmark, results, problem):
                 times=(seconds, peer_seconds),
                 figure="speed-up",
                 target=at_least(target),
-                compile_seconds=ep["cold_seconds"] - ep["warm_seconds"],
+                compile_seconds=ep["first"]["cpu"] - ep["next"]["cpu"],
                 peak_bytes=ep["peak_bytes"],
                 peer_peak_bytes=nuts["peak_bytes"],
                 remark=f"Error of the means of {run} {nuts_error:.3f} posterior deviations, of EP's {ep_error:.3f} at "

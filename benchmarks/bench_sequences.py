@@ -8,7 +8,7 @@ the posterior of someone new costs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,7 @@ from numpyro_ext.infer.stochastic.program import Program, Setting
 from numpyro_ext.infer.stochastic.sampled_softmax import log_proposals
 from numpyro_ext.models import collaborative_rnn
 
-from .harness import cpu_seconds, peak_bytes, shortest
+from .harness import cpu_seconds, peak_bytes, shortest, table
 
 BATCH, CHUNK, WIDTH, ITEMS, REPEATS = 20, 64, 32, 1000, 15
 OPTIM = optax.rmsprop(0.0075, decay=0.997)
@@ -136,13 +136,21 @@ def products_alone(num_items: int = ITEMS, width: int = WIDTH) -> float:
     return median_seconds(lambda: products(h, W, G))
 
 
-def many_items() -> None:
-    """Print a step with 50,000 items and a shared network of width 128: all items, some, and the products alone."""
+Rows = Iterator[tuple[str, str]]
+
+
+def many_items() -> Rows:
+    """A step with 50,000 items and a shared network of width 128: the products alone, all items, and some."""
     options: dict[str, Any] = {"num_items": 50_000, "width": 128, "personal": "none"}
-    print(f"| 50,000 items: the three products | {products_alone(50_000, 128):.2f} |", flush=True)
-    print(f"| 50,000 items: ChunkedSVI, all | {by_rows(1_000, **options):.2f} |", flush=True)
+    yield "50,000 items: the three products", f"{products_alone(50_000, 128):.2f}"
+    yield "50,000 items: ChunkedSVI, all", f"{by_rows(1_000, **options):.2f}"
     for number in (500, 2_000):
-        print(f"| 50,000 items: ChunkedSVI, {number:,} drawn | {by_rows(1_000, number, **options):.2f} |", flush=True)
+        yield f"50,000 items: ChunkedSVI, {number:,} drawn", f"{by_rows(1_000, number, **options):.2f}"
+
+
+def engine_of(*guide: Any, **options: Any) -> ChunkedSVI:
+    given = {"optim": OPTIM, "plate": "users", "batch_size": BATCH, "chunk": CHUNK, "progress_bar": False}
+    return ChunkedSVI(collaborative_rnn, *guide, **given, **options)
 
 
 def epoch(num_users: int, mean_length: int) -> float:
@@ -151,46 +159,32 @@ def epoch(num_users: int, mean_length: int) -> float:
     lengths = np.clip(rng.lognormal(np.log(mean_length) - 0.5, 1.0, num_users).astype(int), 5, 1500)
     items = rng.integers(0, ITEMS, lengths.sum())
     log = SimpleNamespace(items=items, lengths=lengths, starts=np.cumsum(lengths) - lengths, num_items=ITEMS)
-    engine = ChunkedSVI(
-        collaborative_rnn, optim=OPTIM, plate="users", batch_size=BATCH, chunk=CHUNK, progress_bar=False
-    )
+    engine = engine_of()
     fit = engine.run(random.key(0), log, num_epochs=1, width=WIDTH, cell="gru")
     options = {"num_epochs": 2, "width": WIDTH, "cell": "gru", "init_state": fit.last_state}
     return cpu_seconds(lambda: engine.run(random.key(0), log, **options))[1]
 
 
-def folding() -> None:
-    """Print what the posterior of someone new costs, and of many at once: 100 events and eight numbers each."""
+def folding() -> Rows:
+    """Costs of the posterior of someone new, and of many at once: 100 events and eight numbers each."""
     log, rank = log_of(20), 8
-    engine = ChunkedSVI(
-        collaborative_rnn,
-        AutoNormal(collaborative_rnn, init_loc_fn=init_to_mean),
-        optim=OPTIM,
-        plate="users",
-        batch_size=BATCH,
-        chunk=CHUNK,
-        progress_bar=False,
-    )
+    engine = engine_of(AutoNormal(collaborative_rnn, init_loc_fn=init_to_mean))
     options = {"width": WIDTH, "cell": "gru", "personal": "low-rank", "rank": rank}
     fit = engine.run(random.key(0), log, num_epochs=1, **options)
     kinds = {"random": np.random.default_rng(2).integers(0, ITEMS, (100, 100)), "drawn": drawn(fit, 100, 100)}
     for kind, histories in kinds.items():
         person = fit.fold_in(histories[0])
         one_pass = shortest(person.predict, person.mode[None], rounds=20)
-        each = [cpu_seconds(fit.fold_in, one)[1] for one in histories[:16]]
+        yield f"a forward pass, 100 {kind} events", f"{one_pass:.5f}"
+        each = float(np.median([cpu_seconds(fit.fold_in, one)[1] for one in histories[:16]]))
+        yield "fold_in of one, the median of 16 (in forward passes)", f"{each:.4f} ({each / one_pass:.0f})"
         fit.fold_in(histories[:2])
         people, together = cpu_seconds(fit.fold_in, histories)
-        print(f"| a forward pass, 100 {kind} events | {one_pass:.5f} |", flush=True)
-        print(f"| fold_in of one, the median of 16 | {np.median(each):.4f} |")
-        print(f"| in forward passes | {np.median(each) / one_pass:.0f} |")
-        print(f"| fold_in of 100 people, for each | {together / len(people):.4f} |")
-        print(f"| in forward passes | {together / len(people) / one_pass:.0f} |")
+        each = together / len(people)
+        yield "fold_in of 100 people, for each", f"{each:.4f} ({each / one_pass:.0f})"
         evidence = np.mean([one.log_evidence for one in people])
-        print(
-            f"| (searches that ended, mean evidence) | {sum(one.converged for one in people)}, {evidence:.3f} |",
-            flush=True,
-        )
-    print(f"| next_probabilities, 64 draws | {shortest(person.next_probabilities):.3f} |", flush=True)
+        yield "(searches that ended, mean evidence)", f"{sum(one.converged for one in people)}, {evidence:.3f}"
+    yield "next_probabilities, 64 draws", f"{shortest(person.next_probabilities):.3f}"
 
 
 def drawn(fit: ChunkedFit, num_people: int, num_events: int) -> np.ndarray:
@@ -211,47 +205,39 @@ def drawn(fit: ChunkedFit, num_people: int, num_events: int) -> np.ndarray:
     return items
 
 
-def memory(tables: Any) -> None:
-    """Print the peak memory of a run over 100,000 users, of whom 1,000 have events, and of one that goes on from it."""
+def memory(tables: Any) -> Rows:
+    """Peak memory of a run over 100,000 users, of whom 1,000 have events, and of one that goes on from it."""
     log, number = log_of(1_000), 100_000
     lengths = np.pad(log.lengths, (0, number - 1_000))
     log = SimpleNamespace(items=log.items, lengths=lengths, starts=np.cumsum(lengths) - lengths, num_items=ITEMS)
-    options = {"plate": "users", "batch_size": BATCH, "chunk": CHUNK, "progress_bar": False, "tables": tables}
-    engine, state = ChunkedSVI(collaborative_rnn, optim=OPTIM, **options), None
+    engine, state = engine_of(tables=tables), None
     for num_epochs in (1, 2):
         given = {"num_epochs": num_epochs, "init_state": state, "width": WIDTH, "cell": "gru"}
         state = engine.run(random.key(0), log, **given).last_state
-        print(f"| (peak memory so far, tables on the {tables}, GiB) | {peak_bytes() / 2**30:.2f} |", flush=True)
+        yield f"(peak memory so far, tables on the {tables}, GiB)", f"{peak_bytes() / 2**30:.2f}"
 
 
-def first_step() -> float:
-    """A batch of 20 users and its compilation, in this process."""
-    engine = ChunkedSVI(
-        collaborative_rnn, optim=OPTIM, plate="users", batch_size=BATCH, chunk=CHUNK, progress_bar=False
-    )
-    return cpu_seconds(lambda: engine.run(random.key(0), log_of(BATCH), num_epochs=1, width=WIDTH, cell="gru"))[1]
+def all_costs() -> Rows:
+    """All but the memory of many users."""
+    _, first = cpu_seconds(engine_of().run, random.key(0), log_of(BATCH), num_epochs=1, width=WIDTH, cell="gru")
+    yield "the first batch of the process, with its compilation", f"{first:.1f}"
+    yield from folding()
+    yield "the three products with the item matrix", f"{products_alone():.4f}"
+    for users in (1_000, 10_000, 100_000):
+        yield f"by hand, {users:,} users", f"{by_hand(users):.4f}"
+        yield f"ChunkedSVI, {users:,} users", f"{by_rows(users):.4f}"
+        yield "(peak memory so far, GiB)", f"{peak_bytes() / 2**30:.2f}"
+    for users in (1_000, 8_227):
+        yield f"NumPyro's SVI, {users:,} users", f"{dense(users):.4f}"
+    yield from many_items()
+    yield "an epoch: 567 users, 46,000 events", f"{epoch(567, 81):.2f}"
 
 
 def main() -> None:
     """Print the table, or peak memory."""
-    if sys.argv[1:2] == ["memory"]:
-        memory(sys.argv[2])
-        return
-    if sys.argv[1:2] == ["folding"]:
-        folding()
-        return
-    print("| what | CPU-s |\n|---|---|")
-    print(f"| the first batch of the process | {first_step():.1f} |", flush=True)
-    folding()
-    print(f"| the three products with the item matrix | {products_alone():.4f} |")
-    for users in (1_000, 10_000, 100_000):
-        print(f"| by hand, {users:,} users | {by_hand(users):.4f} |")
-        print(f"| ChunkedSVI, {users:,} users | {by_rows(users):.4f} |", flush=True)
-        print(f"| (peak memory so far, GiB) | {peak_bytes() / 2**30:.2f} |", flush=True)
-    print(f"| NumPyro's SVI, 1,000 users | {dense(1_000):.4f} |")
-    print(f"| NumPyro's SVI, 8,227 users | {dense(8_227):.4f} |", flush=True)
-    many_items()
-    print(f"| an epoch: 567 users, 46,000 events | {epoch(567, 81):.2f} |")
+    what, *rest = [*sys.argv[1:], "all"]
+    rows = {"memory": lambda: memory(rest[0]), "folding": folding, "all": all_costs}
+    table("what | CPU-s", rows[what]())
 
 
 if __name__ == "__main__":

@@ -102,8 +102,10 @@ STUDIES = {
     "preferences.models": (models, "Maximum at log lengths in {0, 0.5}"),
     "preferences.held_out": (held_out, "| GPitem-EP | 0.875 |"),
     "items.adaptive_tests": (adaptive_tests, "| 100 | posterior | 0.900 |"),
-    "items.coverage": (lambda _: {kind: [ranks("trait")] * 2 for kind in ("points",)}, "10 fitted, 0 not converged"),
-    "evidence.calibration": (lambda _: {"preferences": [ranks("own")]}, "| `preferences` | `own` (3) |"),
+    "evidence.calibration": (
+        lambda _: {"preferences": [ranks("own")], "items drawn": [ranks("trait")] * 2},
+        "10 fitted, 0 not converged",
+    ),
     "evidence.exact": (exact, "as written (0.5)."),
     "evidence.spreads": (spreads, "| 10 / 1 | +0.50 ± 0.05 (b) | 0.50 ± 0.02 (b) |"),
     "queries.peers": (active, "| MonteCarloEER | 0.5000 | 0.100 |"),

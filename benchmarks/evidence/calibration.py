@@ -1,12 +1,13 @@
-"""Coverage of EP's intervals on simulated data: ``python -m benchmarks.evidence.calibration WORK`` writes the table.
+"""Coverage of intervals on simulated data: ``python -m benchmarks.evidence.calibration WORK`` writes the table.
 
-Some minutes.
+``EP`` on five kinds of models, and ``AdaptiveQuadrature`` on 200 people and 20 two-parameter logistic items, both from
+their priors, with items drawn and as points. Some minutes, and six more for the items.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,10 +18,11 @@ import numpyro
 import numpyro.distributions as dist
 from jax.scipy.stats import norm
 
-from numpyro_ext.infer import EP
+from numpyro_ext.infer import EP, AdaptiveQuadrature
 from numpyro_ext.infer.calibration import Calibration, calibrate
 
 from ..harness import Study, blocks, cpu_seconds, table
+from ..items.many_people import two_parameter_logistic
 
 _NUM_SIMULATIONS, _BATCH, _NUM_SAMPLES = 200, 50, 400
 _GENERATOR = np.random.default_rng(0)
@@ -83,7 +85,15 @@ def preferences(won: Any = None) -> None:
     numpyro.sample("won", dist.Bernoulli(probs=probability[2 * NUM_USERS :]), obs=won)
 
 
-MODELS = (logistic_regression, poisson_intercepts, counts_of_a_process, student_t_regression, preferences)
+_ITEMS = partial(two_parameter_logistic, num_people=200, num_items=20)
+MODELS: dict[str, Callable[..., Any]] = {
+    **{
+        model.__name__: partial(EP, model)
+        for model in (logistic_regression, poisson_intercepts, counts_of_a_process, student_t_regression, preferences)
+    },
+    "items drawn": partial(AdaptiveQuadrature, _ITEMS, integrate="auto"),
+    "items as points": partial(AdaptiveQuadrature, _ITEMS, integrate="none"),
+}
 QUANTITIES = {"preferences": "unseen"}
 
 
@@ -120,14 +130,9 @@ def endings(found: Calibration, parts: list[dict[str, Any]]) -> str:
     )
 
 
-def shares(held: Mapping[float, tuple[float, float]]) -> list[str]:
-    """Cells of the shares of true values in intervals, with their standard errors."""
-    return [f"{100 * share:.1f} ± {100 * error:.1f}" for share, error in held.values()]
-
-
-def _fit(batch: int, model: Any) -> dict[str, Any]:
-    engine = EP(model, num_samples=_NUM_SAMPLES, progress_bar=False)
-    return simulated(engine, batch, _BATCH, quantities=QUANTITIES.get(model.__name__, ()))
+def _fit(batch: int, name: str) -> dict[str, Any]:
+    engine = MODELS[name](num_samples=_NUM_SAMPLES, progress_bar=False)
+    return simulated(engine, batch, _BATCH, quantities=QUANTITIES.get(name, ()))
 
 
 def _rows(found: Mapping[str, list[Any]]) -> Iterator[Iterable[Any]]:
@@ -136,20 +141,22 @@ def _rows(found: Mapping[str, list[Any]]) -> Iterator[Iterable[Any]]:
             joined = together(parts, _NUM_SAMPLES)
             flat = {name: ranks.reshape(len(ranks), -1) for name, ranks in joined.ranks.items()}
             joined.ranks = {"all sites": np.concatenate(list(flat.values()), axis=1), **flat}
-            for name, held in joined.coverage((0.5, 0.8, 0.95)).items():
-                yield f"`{model}`", f"`{name}` ({joined.ranks[name].shape[1]})", *shares(held)
-            yield "", endings(joined, parts), "", "", ""
+            for name, held in joined.coverage((0.5, 0.8, 0.9, 0.95)).items():
+                shares = (f"{100 * share:.1f} ± {100 * error:.1f}" for share, error in held.values())
+                yield f"`{model}`", f"`{name}` ({joined.ranks[name].shape[1]})", *shares
+            yield "", endings(joined, parts), "", "", "", ""
 
 
 def main() -> None:
     """Simulate, fit and write."""
-    experiments = {model.__name__: partial(_fit, model=model) for model in MODELS}
+    experiments = {name: partial(_fit, name=name) for name in MODELS}
     study = Study(__doc__, experiments, draws=_NUM_SIMULATIONS // _BATCH)
     lines = blocks(
-        "# How often central intervals of EP hold the true value",
-        f"`calibrate(EP(model))`: {_NUM_SIMULATIONS} data sets from the prior of each model, {_NUM_SAMPLES} draws "
-        "of each fit, hyperparameters integrated over. Shares in per cent, with standard errors over simulations.",
-        table("model | site (elements) | 50 % | 80 % | 95 %", _rows(study.run())),
+        "# How often central intervals hold the true value",
+        f"`calibrate(engine)`: {_NUM_SIMULATIONS} data sets from the prior of each model, {_NUM_SAMPLES} draws of each "
+        "fit, hyperparameters integrated over, but for items as points, of which all draws are equal. Shares in per "
+        "cent, with standard errors over simulations.",
+        table("model | site (elements) | 50 % | 80 % | 90 % | 95 %", _rows(study.run())),
     )
     study.write("calibration", lines)
 

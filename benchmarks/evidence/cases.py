@@ -11,6 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
+
+from numpyro_ext.datasets import data_path
+from numpyro_ext.models import item_response
 
 NUM_ROWS, NUM_SITES, NUM_VISITS = 300, 200, 5
 TWO = ("EP", "Laplace")
@@ -20,7 +24,8 @@ class Case(NamedTuple):
     """A model with its data, and what is compared."""
 
     model: Callable[..., None]
-    data: tuple[Any, ...]
+    data: tuple[Any, ...] | Callable[[], tuple[Any, ...]]
+    """Arguments of the model; a function where they are in a file that may be missing."""
     sites: tuple[str, ...] = ()
     """Sites of whose draws the moments are compared; marginals of all unknowns where there are none."""
     engines: tuple[str, ...] = ("EP",)
@@ -31,6 +36,9 @@ class Case(NamedTuple):
     """The model with the same sites as NUTS runs it, where it is not enough to decentre its sites."""
     same_as: str = ""
     """Name of a case with the same posterior, whose chains serve both."""
+
+    def arguments(self) -> tuple[Any, ...]:
+        return self.data() if callable(self.data) else self.data
 
 
 def _normal(name: str, scale: float, size: int = 0) -> Any:
@@ -188,6 +196,37 @@ def robust_groups() -> Case:
     return Case(model, (group, y), ("mu", "tau", "nu", "noise"), ("VG",))
 
 
+_NODES = np.linspace(-8.0, 8.0, 61)
+
+
+def _items(response):
+    """Two-parameter logistic items of which all people are summed out, sharing nothing with the engine."""
+    with numpyro.plate("items", response.shape[1]):
+        a, d = numpyro.sample("discrimination", dist.LogNormal(0, 0.5)), _normal("intercept", 3)
+    logits = a[:, None] * _NODES + d[:, None]
+    joint = response @ logits - jnp.sum(jax.nn.softplus(logits), axis=0) + dist.Normal().log_prob(_NODES)
+    numpyro.factor("people", jnp.sum(jax.nn.logsumexp(joint, axis=1)))
+
+
+def verbal_aggression() -> tuple[np.ndarray]:
+    """Answers of 316 people to 24 items, yes or not, below ``NUMPYRO_EXT_DATA``."""
+    table = pd.read_csv(data_path("irt", "verbagg_long.csv.gz"))
+    table["code"] = (table["r2"] == "Y").astype(int)
+    return (table.pivot(index="id", columns="item", values="code").to_numpy(),)
+
+
+def simulated_items(seed: int) -> tuple[np.ndarray]:
+    """Answers of 200 people to 20 items drawn from the priors."""
+    r = np.random.default_rng(seed)
+    slope, intercept, trait = np.exp(0.5 * r.normal(size=20)), 3.0 * r.normal(size=20), r.normal(size=(200, 1))
+    return ((r.random((200, 20)) < 1.0 / (1.0 + np.exp(-slope * trait - intercept))).astype(int),)
+
+
+def items(answers: Callable[[], tuple[np.ndarray]]) -> Case:
+    model = partial(item_response, family="2pl", priors=True)
+    return Case(model, answers, ("discrimination", "intercept"), ("quadrature",), twin=_items)
+
+
 # Two predictors in an observation, or more, and likelihoods of the user's own
 
 
@@ -338,6 +377,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "raters' cut points": raters,
     "near separation": separated,
     "t effects": robust_groups,
+    "verbal aggression, 2PL": partial(items, verbal_aggression),
+    "simulated 2PL, seed 0": partial(items, partial(simulated_items, 0)),
+    "simulated 2PL, seed 1": partial(items, partial(simulated_items, 1)),
     "zero-inflated Poisson, effects on rate and gate": zero_inflated,
     _WEIBULL: weibull,
     "the same by `numpyro.factor`": lambda: weibull(is_factor=True)._replace(same_as=_WEIBULL),

@@ -9,9 +9,9 @@ its coordinates.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -132,70 +132,64 @@ def _smallest(draws: Mapping[str, np.ndarray]) -> list[float]:
         return [min(float(np.nanmin(v)) for v in of) for of in (sizes, squares)]
 
 
-class Way:
-    """A chain of NUTS as a compiled program that runs with several keys; no fit goes before it."""
+class Way(NamedTuple):
+    """A compiled way to draw."""
 
-    def __init__(self, model: Model, args: tuple[Any, ...]) -> None:
-        self._nuts = CompiledNuts(model, WARMUP, NUM_SAMPLES, *args)
-        self.runs: list[list[float]] = []
-        """Effective draws of each run, of squares too, gradients, divergences and CPU-seconds."""
-        self.fit = np.nan
-        """CPU-seconds of the next fit."""
-
-    @property
-    def compilation(self) -> float:
-        """CPU-seconds of compilation and of the first state."""
-        return self._nuts.compilation
-
-    def run(self) -> None:
-        """Draw once more, with the next key."""
-        found = self._nuts.run(len(self.runs) + 1)
-        self.runs.append([*_smallest(found.draws), found.gradients, found.divergent, found.seconds])
-
-    def figures(self) -> list[float]:
-        """Medians of the runs: effective draws, of squares too, per 1000 gradients, and per CPU-second, of which the
-        least count; divergences, and CPU-seconds of compilation and of the next fit."""
-        runs = np.array(self.runs)
-        smallest, of_squares, gradients, divergent = np.median(runs[:, :4], axis=0).tolist()
-        seconds = float(runs[:, 4].min()) + np.nan_to_num(self.fit)
-        rates = [1000 * smallest / gradients, smallest / seconds]
-        return [smallest, of_squares, *rates, round(divergent), self.compilation, self.fit]
+    draw: Callable[[int], Sequence[float]]
+    """From the number of a key to smallest effective sizes, of squares too, gradients, divergences and CPU-seconds of
+    the draws, and of a next fit where one goes before them."""
+    first: float
+    """CPU-seconds of compilation and of the first state; of draws with them where a fit goes before."""
 
 
-class WayOfFit(Way):
-    """The same of a fit and ``engine.sample_exactly``."""
+def by_nuts(model: Model, args: tuple[Any, ...]) -> Way:
+    """One chain of NUTS."""
+    nuts = CompiledNuts(model, WARMUP, NUM_SAMPLES, *args)
 
-    def __init__(self, model: Model, args: tuple[Any, ...]) -> None:
-        self._engine, self._args = EP(model, progress_bar=False), args
-        self._engine.run(random.key(0), *args)
-        sample = partial(self._engine.sample_exactly, random.key(0), NUM_SAMPLES, num_chains=NUM_CHAINS)
-        self._exact, self._first = cpu_seconds(sample)
-        self.runs, self.fit = [], np.inf
+    def draw(number: int) -> Sequence[float]:
+        found = nuts.run(number)
+        return *_smallest(found.draws), found.gradients, found.divergent, found.seconds
 
-    @property
-    def compilation(self) -> float:
-        """CPU-seconds of the first draws that those of others do not take."""
-        return self._first - min(run[-1] for run in self.runs)
+    return Way(draw, nuts.compilation)
 
-    def run(self) -> None:
-        """Fit once more, and draw with the next key."""
-        exact = self._exact
+
+def by_fit(model: Model, args: tuple[Any, ...]) -> Way:
+    """A fit and ``engine.sample_exactly``."""
+    engine = EP(model, progress_bar=False)
+    engine.run(random.key(0), *args)
+    exact, first = cpu_seconds(engine.sample_exactly, random.key(0), NUM_SAMPLES, num_chains=NUM_CHAINS)
+
+    def draw(number: int) -> Sequence[float]:
         exact.post_warmup_state = None
-        _, fit = cpu_seconds(self._engine.run, random.key(0), *self._args)
-        _, seconds = cpu_seconds(exact.run, random.key(len(self.runs) + 1), *self._args)
-        self.fit = min(self.fit, fit)
+        _, fit = cpu_seconds(engine.run, random.key(0), *args)
+        _, seconds = cpu_seconds(exact.run, random.key(number), *args)
         draws = {name: np.asarray(values) for name, values in exact.get_samples(group_by_chain=True).items()}
         gradients = int(np.sum(exact.get_extra_fields()["num_steps"]))
-        self.runs.append([*_smallest(draws), gradients, exact.num_diverging, seconds])
+        return *_smallest(draws), gradients, exact.num_diverging, seconds, fit
+
+    return Way(draw, first)
 
 
 def in_turn(ways: Mapping[str, Way]) -> dict[str, list[float]]:
-    """Figures of ways that run one after the other, again and again, so that all have the same load."""
+    """Figures of ways that run one after the other, again and again, so that all have the same load.
+
+    Medians of the runs: effective draws, of squares too, per 1000 gradients, and per CPU-second, of which the least
+    count; divergences, and CPU-seconds of compilation and of the next fit.
+    """
+    runs: dict[str, list[Sequence[float]]] = {name: [] for name in ways}
     for number in range(NUM_RUNS):
-        for way in ways.values():
-            if not number or way.runs[0][-1] < LONG_RUN:
-                way.run()
-    return {name: way.figures() for name, way in ways.items()}
+        for name, way in ways.items():
+            if not number or runs[name][0][4] < LONG_RUN:
+                runs[name].append(way.draw(number + 1))
+    found = {}
+    for name, way in ways.items():
+        figures = np.array(runs[name], float)
+        smallest, of_squares, gradients, divergent = np.median(figures[:, :4], axis=0).tolist()
+        seconds, *fits = figures[:, 4:].min(axis=0).tolist()
+        rates = [1000 * smallest / gradients, smallest / (seconds + sum(fits))]
+        compilation = way.first - seconds if fits else way.first
+        found[name] = [smallest, of_squares, *rates, round(divergent), compilation, *(fits or [np.nan])]
+    return found
 
 
 def compare_park(draw: int) -> dict[str, Any]:
@@ -207,7 +201,7 @@ def compare_park(draw: int) -> dict[str, Any]:
     return {
         "ways": {
             "as written": [*sizes, *rates, kept["divergences"], np.nan, np.nan],
-            **in_turn({COORDINATES: WayOfFit(park.rule, args)}),
+            **in_turn({COORDINATES: by_fit(park.rule, args)}),
         }
     }
 
@@ -216,10 +210,10 @@ def compare(draw: int, name: str) -> dict[str, Any]:
     """Figures of NUTS on two ways to write a model, and in the coordinates of EP; or why there are none."""
     model, args = MODELS[name](True)
     try:
-        in_coordinates = WayOfFit(model, args)
-        ways = {"as written": Way(model, args)}
+        in_coordinates = by_fit(model, args)
+        ways = {"as written": by_nuts(model, args)}
         if name not in ONE_FORM:
-            ways["non-centred"] = Way(*MODELS[name](False))
+            ways["non-centred"] = by_nuts(*MODELS[name](False))
         found = in_turn(ways | {COORDINATES: in_coordinates})
     except (ValueError, ArithmeticError, RuntimeError) as error:  # it stands among the losses
         return {"failed": " ".join(f"{type(error).__name__}: {error}".split())}

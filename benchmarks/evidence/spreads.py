@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from jax import random
 
-from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
+from numpyro_ext.infer import EP, AdaptiveQuadrature, LaplaceApproximation, VariationalGaussian
 
 from ..harness import COLD, Study, blocks, decentred, first_and_next, make_nuts, run_chains, table
 from .cases import CASES
@@ -26,6 +26,7 @@ ENGINES: dict[str, Callable[..., Any]] = {
     "EP, normal": partial(EP, integrate="normal"),
     "Laplace": LaplaceApproximation,
     "VG": VariationalGaussian,
+    "quadrature": AdaptiveQuadrature,
 }
 NUM_BATCHES = 40
 NUM_WARMUP, NUM_DRAWS = 1500, 4000
@@ -43,7 +44,7 @@ def by_nuts(draw: int, name: str) -> dict[str, Any]:
     case = CASES[name]()
     options = {"target_accept_prob": 0.95, "max_tree_depth": 9}
     sampler = make_nuts(case.twin or decentred(case.model), NUM_WARMUP, NUM_DRAWS, num_chains=2, **options)
-    chains = run_chains(sampler, 1, *case.data)
+    chains = run_chains(sampler, 1, *case.arguments())
     found = {}
     for site, draws in chains.draws.items():
         for label, values in _elements(site, draws, 2):
@@ -62,12 +63,13 @@ def by_nuts(draw: int, name: str) -> dict[str, Any]:
 def by_engine(draw: int, name: str, by: str) -> dict[str, Any]:
     """Moments, CPU-seconds of a first and of the next run with draws, and what the run says of itself."""
     case, told = CASES[name](), set()
+    data = case.arguments()
 
     def run(_: int) -> tuple[Any, dict[str, np.ndarray]]:
         engine = ENGINES[by](case.model, progress_bar=False, num_samples=NUM_DRAWS)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            engine.run(random.key(0), *case.data)
+            engine.run(random.key(0), *data)
             draws = {site: np.asarray(values) for site, values in engine.get_samples().items()}
         told.update(str(warning.message) for warning in warned)
         return engine, draws

@@ -1,10 +1,10 @@
-"""Pictures by the engines and by scikit-image: photons, denoising, inpainting, and the eight methods of the thesis.
+"""Pictures by the engines and by scikit-image: photons, and the eight methods of the thesis.
 
 ``python -m benchmarks.images.report`` writes ``results/<date>-images.md``. Peers have their best settings of several,
-chosen with the true picture; the engines learn theirs. Larger pictures are in ``bench_images``. Options name other
-reports, ``results/<date>-images-<option>.md``: ``--medians`` and ``--bands`` of mixtures and averages over bases,
-``--colours``, ``--photons``, ``--inpainting`` of 256 x 256 pictures after a few steps, and ``--large`` pictures of up
-to 4096 x 4096.
+chosen with the true picture; the engines learn theirs. Averages over bases of pictures of 256 x 256 are in
+``bench_images``. Options name other reports, ``results/<date>-images-<option>.md``: ``--medians`` and ``--bands`` of
+mixtures and averages over bases, ``--colours``, ``--photons``, ``--inpainting`` of 256 x 256 pictures after a few
+steps, and ``--large`` pictures of up to 4096 x 4096.
 """
 
 from __future__ import annotations
@@ -37,20 +37,6 @@ def best_denoised(image: np.ndarray, noisy: np.ndarray, **options: Any) -> dict[
     return denoised(noisy, NOISE, lambda found: -decibels(image, found), **options)
 
 
-def denoising() -> Methods:
-    methods = Methods("Denoising, camera 128 x 128, noise 0.1", "dB", is_error=False)
-    image = photograph(128)
-    noisy = noisy_photograph(image)
-    methods.add("noisy", decibels(image, noisy))
-    several = {"num_shifts": 8, "average_over": {"wavelet": ["haar", "sym4"]}}
-    more = {"num_shifts": 16, "average_over": {"wavelet": ["haar", "db2", "sym4"]}}
-    for name, options in {"one basis": {}, "16 bases": several, "48 bases": more}.items():
-        engine = EP(wavelet_denoising, progress_bar=False, **options)
-        methods.fit(f"EP, trees, {name}", image, engine, jax.random.key(1), noisy, NOISE)
-    methods.peers(best_denoised(image, noisy), image)
-    return methods
-
-
 def medians(photo: str) -> Methods:
     """Denoising by a mixture over bases: each pixel by its mean and by its median, which heeds a few bases less."""
     methods = Methods(f"Denoising, {photo} 128 x 128, noise 0.1", "dB", is_error=False)
@@ -71,21 +57,6 @@ def medians(photo: str) -> Methods:
             name = f"EP, trees, {2 * num_shifts} bases, {frame}{which}"
             methods.add(name, decibels(image, picture), covered, seconds, risk_of(site, pooling, NOISE))
     methods.peers(best_denoised(image, noisy), image)
-    return methods
-
-
-def inpainting() -> Methods:
-    methods = Methods("Inpainting, camera 128 x 128, a quarter of the pixels", "dB", is_error=False)
-    image = photograph(128)
-    mask = np.random.default_rng(1).random(image.shape) < 0.25
-    observed = np.where(mask, image, np.nan)
-    for name, options in {"one basis": {"num_bases": 1}, "eight bases": {}}.items():
-        engine = StructuredMeanField(
-            wavelet_inpainting, tol=0.2, num_variance_samples=8, num_samples=50, progress_bar=False
-        )
-        bands_of = {"where": ~mask, "remark": "bands: missing pixels"}
-        methods.fit(f"structured mean field, {name}", image, engine, KEY, observed, mask, 0.01, **bands_of, **options)
-    methods.peers(inpainted(observed, mask), image)
     return methods
 
 
@@ -313,7 +284,7 @@ def main() -> None:
     numpyro.enable_x64()
     tables = [photons()]
     numpyro.enable_x64(False)
-    tables += [denoising(), inpainting(), *eight_methods()]
+    tables += eight_methods()
     words = [*PEERS, "Photons in double precision, the rest in single."]
     write_report("images", blocks("# Pictures by the engines and by scikit-image", words, _lines_of(tables)))
 

@@ -1,1 +1,1 @@
-"""Item responses: coverage, posteriors beside NUTS, and adaptive tests."""
+"""Item responses: first and next fits, many people, and adaptive tests."""

@@ -1,4 +1,4 @@
-"""Newcomers to MovieLens-100K asked ten questions: ``python -m benchmarks.matrices.cold_start WORK`` prints the tables.
+"""Newcomers to MovieLens-100K asked ten questions: ``python -m benchmarks.matrices.cold_start WORK`` writes a page.
 
 Protocol of Houlsby (2014), section 7.4.2: 943 users and the 1000 films with most ratings. A quarter of the users (or
 films), with 14 ratings at least, are newcomers: one rating known, three held out. All others are fitted once for each
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from numpyro_ext.infer import BilinearEP
 from numpyro_ext.models import heteroscedastic_ratings
 
 from ..baselines.rating_types import RatingTypes, entropy
-from ..harness import Study, kept_draws, mean_and_error, table_head
+from ..harness import Study, blocks, mean_and_error, table
 from .ratings import ratings
 
 _DIVISIONS, _NUM_ITEMS, _LEAST, _JUDGED, _JUDGE_DRAWS = 5, 1000, 14, (0, 5), 4000
@@ -133,7 +133,6 @@ def learn(system: str, side: int, study: Callable[[], Study], seed: int) -> dict
         "strategies": list(strategies),
         "log_likelihood": curves["log_likelihood"].values.tolist(),
         "error": curves["error"].values.tolist(),
-        "seconds": float(curves["seconds"].isel(query=slice(1, None)).median()),
         "seconds_of": curves["seconds"].isel(query=slice(1, None)).median(("query", "repeat")).values.tolist(),
         "lost": judge.lost,
         "steps": int(engine.diagnostics.num_steps),
@@ -211,48 +210,52 @@ def dense_round(study: Callable[[], Study], seed: int) -> dict[str, Any]:
     return {"seconds": curves["seconds"].values.reshape(-1)[2:].tolist(), "load": os.getloadavg()[0]}
 
 
-def report(work: Path) -> list[str]:
-    """The tables of what is kept."""
-    lines = table_head(
-        "system and side | strategy | curves | log likelihood after 10 | thesis | root mean squared error | area, "
-        "less that of information | CPU s a round"
-    )
-    losses = table_head("system and side | " + " | ".join(f"lost by {rule}" for rule in _RULES))
+def _rows(found: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
     for name, thesis in _THESIS.items():
-        kept = kept_draws(work, name)
-        if not kept:
-            continue
-        values, errors = (np.concatenate([one[key] for one in kept], 2) for key in ("log_likelihood", "error"))
-        seconds = np.mean([one["seconds_of"] for one in kept], 0)
-        for number, strategy in enumerate(kept[0]["strategies"]):
-            gap = (values[number] - values[0]).mean(0)
-            target = thesis[number] if number < len(thesis) else ""
-            lines.append(
-                f"| {name} | {strategy} | {values.shape[2]} | {mean_and_error(values[number, -1])} | {target} | "
-                f"{mean_and_error(errors[number, -1], digits=3)} | {mean_and_error(gap, '+') if number else ''} | "
-                f"{seconds[number]:.2f} |"
-            )
-        if "lost" in kept[0]:
-            lost = [np.concatenate([one["lost"][rule] for one in kept]) for rule in _RULES]
-            losses.append(f"| {name} | {' | '.join(mean_and_error(x, digits=3) for x in lost)} |")
-        of_fits = ", ".join(
-            f"{one['steps']}{'' if one['converged'] else ' (not settled)'}" for one in kept if "steps" in one
-        )
-        print(f"{name}: iterations of fits {of_fits}; {kept[0]['newcomers']} newcomers, {kept[0]['ratings']} ratings")
-    rounds = [f"{min(one['seconds']):.2f} CPU s, load {one['load']:.0f}" for one in kept_draws(work, "round")]
-    return [*lines, "", *losses, "", f"A round of 235 newcomers and 1000 films each: {', '.join(rounds)}."]
+        if kept := found[name]:
+            values, errors = (np.concatenate([one[key] for one in kept], 2) for key in ("log_likelihood", "error"))
+            seconds = np.mean([one["seconds_of"] for one in kept], 0)
+            for number, strategy in enumerate(kept[0]["strategies"]):
+                gap = mean_and_error((values[number] - values[0]).mean(0), "+") if number else ""
+                target = thesis[number] if number < len(thesis) else ""
+                error = mean_and_error(errors[number, -1], digits=3)
+                score = values.shape[2], mean_and_error(values[number, -1]), target
+                yield name, strategy, *score, error, gap, f"{seconds[number]:.2f}"
+
+
+def _losses(found: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
+    for name, kept in found.items():
+        if kept and "lost" in kept[0]:
+            lost = (np.concatenate([one["lost"][rule] for one in kept]) for rule in _RULES)
+            ended = (f"{one['steps']}{'' if one['converged'] else ' (not settled)'}" for one in kept)
+            sizes = kept[0]["newcomers"], kept[0]["ratings"]
+            yield name, *(mean_and_error(x, digits=3) for x in lost), ", ".join(ended), *sizes
 
 
 def main() -> None:
-    """Compute what is not kept, and print the tables."""
+    """Compute what is not kept, and write the tables."""
     sides = [(system, side) for side in range(2) for system in ("HOMF", "OMF")]
     experiments = {f"{system}-{'UI'[side]}": partial(learn, system, side, lambda: study) for system, side in sides}
     experiments |= {f"BMM-{'UI'[side]}": partial(learn_types, side) for side in range(2)}
     experiments["round"] = partial(dense_round, lambda: study)
     study = Study(__doc__, experiments, draws={**dict.fromkeys(experiments, 2), "round": 1})
     study.parser.add_argument("--fits", type=Path, help="folder that keeps the fits of all others")
-    study.run()
-    print("\n".join(report(study.work)))
+    found = study.run()
+    rounds = [f"{min(one['seconds']):.2f} CPU s, load {one['load']:.0f}" for one in found["round"]]
+    lines = blocks(
+        "# Newcomers: ten questions each",
+        table(
+            "system and side | strategy | curves | log likelihood after 10 | thesis | root mean squared error | area, "
+            "less that of information | CPU s a round",
+            _rows(found),
+        ),
+        table(
+            f"system and side | {' | '.join(f'lost by {rule}' for rule in _RULES)} | iterations | newcomers | ratings",
+            _losses(found),
+        ),
+        f"A round of 235 newcomers and 1000 films each: {', '.join(rounds)}.",
+    )
+    study.write("newcomers", lines)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,6 @@ from .pairs import mean_and_error
 from .people import DATA, NUM_USERS, People, all_pairs, alone, shared_moments
 
 _NUM_ASKED = {"synthetic": 30, "sushi": 20, "jura": 15}
-_NUM_WITH_ALL = 4
-"""Draws of the systems that were not asked for, which say what the rank and a shared utility change."""
 _LENGTHS = -1.5, -0.5, 0.0, 0.5, 1.5
 """Logarithms of the lengths of users and items, of the surface."""
 _THESIS = {
@@ -104,14 +102,12 @@ def joint_with_scale(people: People, asked: np.ndarray) -> dict[str, float]:
     return found | {"scale": float(engine.hyper["size"].value)}
 
 
-def factorised(
-    rank: int, with_users: bool = False, shared: bool = False
-) -> Callable[[People, np.ndarray], dict[str, float]]:
+def factorised(rank: int, with_users: bool = False) -> Callable[[People, np.ndarray], dict[str, float]]:
     """Products of weights of the people and processes on the items (Houlsby et al. 2012)."""
 
     def found(people: People, asked: np.ndarray) -> dict[str, float]:
         engine = BilinearEP(preference_factorization, tol=1e-3, num_steps=200, progress_bar=False)
-        return _tested(engine, people, asked, with_users, num_users=NUM_USERS, rank=rank, shared=shared)
+        return _tested(engine, people, asked, with_users, num_users=NUM_USERS, rank=rank)
 
     return found
 
@@ -119,14 +115,11 @@ def factorised(
 SYSTEMS: dict[str, Callable[[People, np.ndarray], dict[str, float]]] = {
     "CPU": factorised(20, with_users=True),
     "CP": factorised(20),
-    "CP, D = 5": factorised(5),
-    "CP, D = 5, shared utility": factorised(5, shared=True),
     "BI": by_moments(shared_moments),
     "BO": joint,
     "BO, scale learned": joint_with_scale,
     "SU": by_moments(alone),
 }
-_NOT_ASKED = "CP, D = 5", "CP, D = 5, shared utility"
 
 
 def surface(seed: int) -> dict[str, Any]:
@@ -153,15 +146,14 @@ def all_systems(seed: int, name: str) -> dict[str, dict[str, float]]:
     """Errors of all systems on one draw, and CPU-seconds."""
     people, found = shuffled(DATA[name](seed), seed), {}
     for system, fit in SYSTEMS.items():
-        if seed < _NUM_WITH_ALL or system not in _NOT_ASKED:
-            values, seconds = cpu_seconds(fit, people, asked_of(people, name))
-            found[system] = values | {"seconds": seconds}
+        values, seconds = cpu_seconds(fit, people, asked_of(people, name))
+        found[system] = values | {"seconds": seconds}
     return found
 
 
 def _rows(found: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
     for name, system in itertools.product(DATA, SYSTEMS):
-        draws = [draw for draw in found[name] if system in draw]
+        draws = found[name]
         if not draws:
             continue
         of = [draw[system] for draw in draws]
@@ -179,26 +171,6 @@ def _scales(found: dict[str, list[Any]]) -> str:
     return ", ".join(
         f"{np.median(of):.2g} ({name}, {min(of):.2g} to {max(of):.2g})" for name, of in scales.items() if of
     )
-
-
-def _targets(found: dict[str, list[Any]]) -> Iterator[str]:
-    """Sentences on what was asked of the means."""
-
-    def said(what: str, is_met: bool, *differences: np.ndarray) -> str:
-        return f"- {what}: {verdict(is_met)} ({', '.join(map(mean_and_error, differences))})."
-
-    for name in (name for name in DATA if found[name]):
-        of = {s: np.array([draw[s]["error"] for draw in found[name]]) for s in SYSTEMS if s not in _NOT_ASKED}
-        for system in ("BI", "CP"):
-            less = of[system] - of["SU"]
-            yield said(f"{name}: {system} below SU", less.mean() < 0.0, less)
-        less, below = of["CPU"] - of["CP"], name == "synthetic"
-        yield said(f"{name}: CPU {'below' if below else 'not below'} CP", (less.mean() < 0.0) == below, less)
-        place = {"synthetic": ("best", -1.0), "sushi": ("last", 1.0)}.get(name)
-        for system in ("BO", "BO, scale learned") if place else ():
-            others = [of[system] - of[other] for other in ("CPU", "CP", "BI", "SU")]
-            is_met = all(place[1] * x.mean() >= 0.0 for x in others)
-            yield said(f"{name}: {system}: {place[0]} (less CPU, CP, BI, SU)", is_met, *others)
 
 
 def _surfaces(found: list[dict[str, Any]]) -> list[str]:
@@ -243,10 +215,8 @@ def main() -> None:
         "iterations to 1e-3), CPU the same with processes on the people. All kernels have unit variance and the median "
         "length (one for the synthetic people, of whom it is known), and nothing was chosen by data, but for the scale "
         f"of the last BO, its standard deviation, which has the largest evidence: {_scales(found)}. CPU-s are medians "
-        f"of the draws, of which the first of each run compiles. D = 5 in the first {_NUM_WITH_ALL} draws only.",
+        "of the draws, of which the first of each run compiles.",
         _surfaces(found["surface"]),
-        "What was asked (differences in brackets):",
-        _targets(found),
     )
     study.write("preference-models", lines)
 
