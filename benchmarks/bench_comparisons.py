@@ -22,7 +22,7 @@ from numpyro_ext.models import bradley_terry, preference_gp
 from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure import read_latent_gaussian
 
-from .bench_ranking import read_preferences
+from .bench_preferences import read_preferences
 from .harness import at_most, compile_function, compile_sweep, cpu_seconds, in_turns, peak_bytes
 
 NUM_TEAMS, NUM_CONTESTS = 1000, 100_000

@@ -14,7 +14,6 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import pywt
-import scipy.ndimage
 
 from numpyro_ext.infer import StructuredMeanField
 from numpyro_ext.linalg import LinearOperator, convolution, masked_fourier, total_variation
@@ -118,11 +117,6 @@ def in_a_process(what: str, name: str, folder: Path) -> tuple[np.ndarray, dict[s
     return np.load(path), found
 
 
-def gaussian_filter(image: np.ndarray, noisy: np.ndarray) -> float:
-    """Decibels of the plainest smoother, with the width that knows the truth."""
-    return max(decibels(image, scipy.ndimage.gaussian_filter(noisy, width)) for width in np.linspace(0.4, 2.0, 17))
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_averaged_denoising_whole(results, name, tmp_path):
     """Three wavelets at 16 shifts each, against what scikit-image has, with weights that know the truth."""
@@ -134,7 +128,6 @@ def test_averaged_denoising_whole(results, name, tmp_path):
     others = {
         "total variation, scikit-image": (decibels(image, variation.image), variation.seconds),
         "non-local means, scikit-image": (decibels(image, patches.image), patches.seconds),
-        "Gaussian filter": (gaussian_filter(image, noisy), None),
     }
     for peer, (found, seconds) in others.items():
         results.record(

@@ -6,7 +6,7 @@ from .pages import SCOREBOARD, complete_scoreboard, in_words, run_environment, w
 from .processes import COLD, in_own_process
 from .results_table import Row, at_least, at_most
 from .sampling import Chains, CompiledNuts, decentred, make_nuts, run_chains
-from .study import Study, kept_draws
+from .study import Study
 from .tables import blocks, mean_and_error, standardised, summary, table, table_head, verdict
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "in_own_process",
     "in_turns",
     "in_words",
-    "kept_draws",
     "make_nuts",
     "mean_and_error",
     "peak_bytes",

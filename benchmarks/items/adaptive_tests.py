@@ -21,15 +21,19 @@ import numpyro.distributions as dist
 
 from numpyro_ext.datasets import data_path
 from numpyro_ext.design import expected_information_gain, maximum_information, random_scores
+from numpyro_ext.infer import EP, AdaptiveQuadrature
+from numpyro_ext.models import item_response
 from numpyro_ext.psychometrics import AdaptiveTest, simulate_tests
 from numpyro_ext.psychometrics.adaptive.bank import ItemBank
 from numpyro_ext.psychometrics.adaptive.gaussian import GaussianBeliefs
 
 from ..harness import ProgramLog, Study, blocks, cpu_seconds, table
-from .marginal_likelihood import fit_graded, fit_two_parameter_logistic, trait_correlations
+from .many_people import two_parameter_logistic
 
 _RULES = {"information": expected_information_gain, "Fisher": maximum_information, "random": random_scores}
 _TRAITS = "ENACO"
+_REVERSED = {"E": (2, 4, 6, 8, 10), "N": (2, 4), "A": (1, 3, 5, 7), "C": (2, 4, 6, 8), "O": (2, 4, 6)}
+"""Items of the IPIP that speak against their trait."""
 _BANKS = ("speed", 1, "items as points"), ("speed of draws", 5, "100 draws of the items")
 """Parts that are timed, what they should take in milliseconds, and what the items are."""
 
@@ -135,7 +139,12 @@ def coverage(draw: int, num_repeats: int = 5) -> list[dict[str, Any]]:
                     int
                 )
 
-            estimates, draws = fit_two_parameter_logistic(ask(rng.normal(size=size)), 100, repeat)
+            model = partial(two_parameter_logistic, num_people=size, num_items=100)
+            engine = AdaptiveQuadrature(model, num_samples=100, progress_bar=False)
+            engine.run(jax.random.key(repeat), ask(rng.normal(size=size)))
+            sites, draws_of = ("discrimination", "intercept"), engine.get_samples()
+            estimates = [np.asarray(engine.hyper[site].mean) for site in sites]
+            draws = [np.asarray(draws_of[site]) for site in sites]
             theta = rng.normal(size=500)
             answers = ask(theta)
             for kind, items in (("point", estimates), ("posterior", draws)):
@@ -155,15 +164,20 @@ def people(repeat: int) -> dict[str, Any]:
     """Five traits: 1500 people fit, 500 are asked, one item of each trait is held out."""
     table = np.genfromtxt(data_path("ipip-big5", "big5_first15000.csv.gz"), delimiter=",", skip_header=1)[:, 3:]
     table = table[(table > 0).all(1)].astype(int) - 1
+    turned = [10 * _TRAITS.index(trait) + item - 1 for trait, items in _REVERSED.items() for item in items]
+    table[:, turned] = 4 - table[:, turned]
     trait_of = np.repeat(np.arange(5), 10)
     rng = np.random.default_rng(repeat)
     chosen = table[rng.permutation(len(table))[:2000]]
-    fits, likelihoods = zip(*(fit_graded(chosen[:1500, trait_of == trait], 5) for trait in range(5)), strict=True)
-    slope, cuts = (np.concatenate(part) for part in zip(*fits, strict=True))
+    engine = EP(item_response, progress_bar=False)
+    given = {"family": "graded", "pattern": np.eye(5, dtype=int)[trait_of], "correlated": True, "num_categories": 5}
+    engine.run(jax.random.key(repeat), chosen[:1500], **given)
+    names = "free_discrimination", "cutpoints", "trait_cholesky"
+    slope, cuts, factor = (np.asarray(engine.hyper[name].value) for name in names)
     held_out = np.arange(5) * 10 + rng.integers(10, size=5)
     return {
         name: _questions(slope, cuts, trait_of, covariance, chosen[1500:], held_out)
-        for name, covariance in (("independent", np.eye(5)), ("correlated", trait_correlations(list(likelihoods))))
+        for name, covariance in (("independent", np.eye(5)), ("correlated", factor @ factor.T))
     }
 
 
