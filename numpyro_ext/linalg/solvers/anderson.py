@@ -1,10 +1,9 @@
-r"""Extrapolation of a fixed-point iteration that converges slowly and steadily.
+r"""Anderson mixing (1965): a fixed-point iteration sped up by what its last moves taught.
 
 Parallel sweeps of expectation propagation gain a constant share of a digit each where predictors are correlated, forty
 of them to ten digits on a Gaussian process. Every third sweep, or after another period, goes to where the residuals of
-the last would be least if the iteration were linear (Anderson mixing); those between are plain, so that what they
-change is the residual itself and says honestly how far the iteration is (Pratapa, Suryanarayana and Pask 2016, eq. 2.6
-and 2.9).
+the last would be least if the iteration were linear; those between are plain, so that what they change is the residual
+itself and says honestly how far the iteration is (Pratapa, Suryanarayana and Pask 2016, eq. 2.6 and 2.9).
 """
 
 from __future__ import annotations
@@ -81,15 +80,52 @@ def extrapolated(
     def jump() -> Array:
         is_there = (jnp.arange(memory) < history.number)[:, None]
         moved, turned = (jnp.where(is_there, x[latest] - x, 0.0) for x in history[:2])
-        scaled = jax.vmap(measure)(turned)
-        length = jnp.sqrt(jnp.sum(scaled**2, 1))
-        scaled = scaled / jnp.where(length > 0.0, length, 1.0)[:, None]
-        squares, directions = jnp.linalg.eigh(scaled @ scaled.T)
-        is_one = squares > max(singular, 100.0 * float(jnp.finfo(squares.dtype).eps)) * squares[-1]
-        along = directions.T @ (scaled @ measure(history.residuals[latest]))
-        weights = directions @ jnp.where(is_one, along / jnp.where(is_one, squares, 1.0), 0.0)
-        return plain - (weights / jnp.where(length > 0.0, length, 1.0)) @ (moved + turned)
+        return plain + correction(moved, turned, history.residuals[latest], measure, singular)
 
     target = lax.cond(is_due, jump, lambda: plain)
     is_sound = jnp.all(jnp.isfinite(target))
     return jnp.where(is_sound, target, plain), is_due & is_sound
+
+
+class Moves(NamedTuple):
+    """The last moves of an iteration and what they did to its residual; rows of zeros where there is none yet."""
+
+    moves: Array
+    """Shape ``(memory, size)``, the newest first."""
+    changes: Array
+    """Residual after minus residual before each move, shape ``(memory, size)``."""
+
+    def with_move(self, move: Array, change: Array) -> Moves:
+        """The moves with one in front and without the oldest; one with numbers that are not finite is left out."""
+        is_good = jnp.all(jnp.isfinite(move)) & jnp.all(jnp.isfinite(change))
+        new = (jnp.concatenate([row[None], rows[:-1]]) for row, rows in zip((move, change), self, strict=True))
+        return Moves(*(jnp.where(is_good, rows, old) for rows, old in zip(new, self, strict=True)))
+
+
+def no_moves(memory: int, size: int, dtype: jnp.dtype) -> Moves:
+    """Before the first move."""
+    nothing = jnp.zeros((memory, size), dtype)
+    return Moves(nothing, nothing)
+
+
+def correction(
+    moves: Array, changes: Array, residual: Array, measure: Callable[[Array], Array], singular: float = 0.0
+) -> Array:
+    """Correction of ``x + residual`` that would make the residual smallest, were it linear.
+
+    :param Array moves: differences of points, shape ``(memory, size)``; rows of zeros count for nothing.
+    :param Array changes: those of their residuals.
+    :param Array residual: image minus argument at the current point ``x``, shape ``(size,)``.
+    :param measure: as of :func:`extrapolated`.
+    :param float singular: likewise.
+    :return: shape ``(size,)``; zero without moves.
+    """
+    scaled = jax.vmap(measure)(changes)
+    length = jnp.sqrt(jnp.sum(scaled**2, 1))
+    length = jnp.where(length > 0.0, length, 1.0)
+    scaled = scaled / length[:, None]
+    squares, directions = jnp.linalg.eigh(scaled @ scaled.T)
+    is_one = squares > max(singular, 100.0 * float(jnp.finfo(squares.dtype).eps)) * squares[-1]
+    along = directions.T @ (scaled @ measure(residual))
+    weights = directions @ jnp.where(is_one, along / jnp.where(is_one, squares, 1.0), 0.0)
+    return -(weights / length) @ (moves + changes)

@@ -38,11 +38,11 @@ from ....linalg.gaussian.conditioning import LinearGaussian, Space, kl_divergenc
 from ....linalg.gaussian.marginals import relative_change
 from ....linalg.gaussian.mean_field_space import MeanFieldSpace, expected_log_prior
 from ....linalg.gaussian.prior import is_valid_prior
+from ....linalg.solvers.anderson import Moves, correction, no_moves
 from ....structure.latent_gaussian import LatentGaussian, joined
 from ..algorithms.fit_info import FitInfo
 from ..algorithms.posterior import Covariance, GaussianPosterior, gaussian_prior
 from ..algorithms.supports import may_vanish, sites_within_support
-from .anderson import History, empty_history, mixing_correction, remember
 from .bound import (
     Point,
     evaluate,
@@ -67,7 +67,7 @@ class State(NamedTuple):
     """Precision times mean of every site, shape ``(num_rows,)``."""
     point: Point
     """The bound and its slopes there."""
-    history: History
+    history: Moves
     """Latest moves of the sites: precisions, then shifts."""
     step_size: Array
     """Fraction of the way that an unmixed step goes."""
@@ -96,7 +96,7 @@ def init(form: LatentGaussian, *, space: Space = "auto") -> State:
     """
     precision, shift = initial_sites(form)
     one = jnp.ones((), form.offset.dtype)
-    history = empty_history(_MEMORY, 2 * form.num_rows, one.dtype)
+    history = no_moves(_MEMORY, 2 * form.num_rows, one.dtype)
     return State(precision, shift, unknown_point(form), history, one, jnp.asarray(True), jnp.inf * one)
 
 
@@ -255,7 +255,7 @@ def _step(form: LatentGaussian, prior: LinearGaussian | MeanFieldSpace, state: S
     is_known = is_finite(point)
     residual = jnp.where(is_known, jnp.concatenate(optimal_sites(form, point)) - sites, 0.0)
     scale = jnp.concatenate([point.variance, jnp.sqrt(jnp.maximum(point.variance, 0.0))])
-    mixed = residual + mixing_correction(state.history, residual, scale)
+    mixed = residual + correction(*state.history, residual, lambda x: scale * x)
     move = jnp.where(state.is_mixed, mixed, size * residual)
     precision, shift = jnp.split(sites + jnp.where(is_known, move, 0.0), 2)
     precision = jnp.maximum(precision, site_floor(form, precision.dtype))
@@ -269,7 +269,7 @@ def _step(form: LatentGaussian, prior: LinearGaussian | MeanFieldSpace, state: S
     wanted = jnp.concatenate(optimal_sites(form, trial))
     change = jnp.max(jnp.abs(relative_change(trial, point))) / jnp.where(state.is_mixed, 1.0, size)
     change = jnp.maximum(change, jnp.max(jnp.abs(_own_change(trial, wanted - moved))))
-    history = remember(state.history, moved - sites, wanted - moved - residual)
+    history = state.history.with_move(moved - sites, wanted - moved - residual)
 
     next_size = jnp.where(accepted, jnp.minimum(1.0, 2.0 * size), 0.5 * size)
     next_size = jnp.where(state.is_mixed, size, next_size)
