@@ -81,12 +81,12 @@ def test_a_known_trace(layout):
     np.testing.assert_allclose(bound(state), known["L_init"], rtol=1e-9)
     move = {
         (side, k): jax.jit(
-            lambda s, side=side, k=k: quadratic.update_side(form, s, views, side, options, stages=(((k, k + 1),),))
+            lambda s, side=side, k=k: quadratic.update_side(form, s, views, side, options, stages=(((k, k + 1),),))[0]
         )
         for side in ("columns", "rows")
         for k in range(rank)
     }
-    update_common = jax.jit(lambda state: quadratic.update_common(form, state, views, options))
+    update_common = jax.jit(lambda state: quadratic.update_common(form, state, views, options)[0])
     trace, moved = [], state
     for _ in range(5):
         for step in (update_common, *move.values()):
@@ -189,10 +189,11 @@ def test_updates_climb_the_bound_to_where_it_is_stationary(kind, family, update,
     @jax.jit
     def parts(state):
         """The states after each part of a sweep, and the bounds there."""
-        out = [state, quadratic.update_common(form, state, quadratic.with_tangents(views, state, options), options)]
+        common, _ = quadratic.update_common(form, state, quadratic.with_tangents(views, state, options), options)
+        out = [state, common]
         for side in ("rows", "columns"):
             best = quadratic.with_tangents(views, out[-1], options)
-            out.append(quadratic.update_side(form, out[-1], best, side, options))
+            out.append(quadratic.update_side(form, out[-1], best, side, options)[0])
         out.append(quadratic.sweep(form, state, options, views=views, with_gauge=True)[0])
         return out[-1], jnp.stack([quadratic.bound_of(form, s, views, options) for s in out])
 
@@ -233,10 +234,10 @@ def test_a_sweep_is_its_parts(kind, zeros):
     @jax.jit
     def both(state):
         found = quadratic.sweep(form, state, options, views=views, first="columns")[0]
-        state = quadratic.update_common(form, state, quadratic.with_tangents(views, state, options), options)
+        state, _ = quadratic.update_common(form, state, quadratic.with_tangents(views, state, options), options)
         for side in ("columns", "rows"):
             best = quadratic.with_tangents(views, state, options)
-            state = quadratic.update_side(form, state, best, side, options)
+            state, _ = quadratic.update_side(form, state, best, side, options)
         return found._replace(objective=quadratic.bound_of(form, found, views, options)), state._replace(
             objective=quadratic.bound_of(form, state, views, options)
         )

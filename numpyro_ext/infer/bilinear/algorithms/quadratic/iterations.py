@@ -88,7 +88,7 @@ def fold_closed(
         state, before, _, count = carry
         cells = views.at_cells(state, side, options)
         best = closed.with_tangents(views, state, options, cells)
-        state = closed.update_side(form, state, best, side, options, cells=cells)
+        state, _ = closed.update_side(form, state, best, side, options, cells=cells)
         after = values_of(state)
         return state, after, jnp.max(jnp.abs(after - before) / (1.0 + jnp.abs(after))), count + 1
 

@@ -139,7 +139,7 @@ def sweep(
     state = with_counts(state, views)
     cells = views.at_cells(state, first, options)
     if state.common is not None:
-        state = update_common(form, state, with_tangents(views, state, options, cells), options, cells)
+        state, _ = update_common(form, state, with_tangents(views, state, options, cells), options, cells)
     for side in (first, _other(first)):
         if side != first:
             cells = views.at_cells(state, side, options)
@@ -147,7 +147,7 @@ def sweep(
         if views.censored is not None:
             state = with_shares(state, views, options, cells).state
         views = with_tangents(views, state, options, cells)
-        state = update_side(form, state, views, side, options, refresh=refresh, cells=cells)
+        state, _ = update_side(form, state, views, side, options, refresh=refresh, cells=cells)
     if with_gauge and views.censored is None:
         state = _improved(form, state, options.axis_name)
     objective = bound_of(form, state, views, options)
@@ -254,29 +254,14 @@ def update_side(
     refresh: bool = False,
     stages: Stages | None = None,
     cells: AtCells | None = None,
-) -> State:
-    """The state after an update of all vectors of a side.
+) -> tuple[State, VectorSums]:
+    """The state after an update of all vectors of a side, and the sums over cells that the last components moved by.
 
     :param Views views: whose tangents of zeros are used.
     :param bool refresh: whether tangents are found anew before each group of components.
     :param stages: groups of components that move, by default all of them in the order of the options.
     :param AtCells cells: products of the state in the order of the side, where they are known.
     """
-    return side_with_sums(form, state, views, side, options, refresh=refresh, stages=stages, cells=cells)[0]
-
-
-def side_with_sums(
-    form: Bilinear,
-    state: State,
-    views: Views,
-    side: Side,
-    options: Options,
-    *,
-    refresh: bool = False,
-    stages: Stages | None = None,
-    cells: AtCells | None = None,
-) -> tuple[State, VectorSums]:
-    """The same, and the sums over cells that the last components moved by; see :func:`update_side`."""
     prior: GaussianSide = getattr(form, side)
     num_paired = form.coupling.shape[-1] if form.is_paired else prior.mean.shape[1]
     if stages is None:
@@ -296,18 +281,13 @@ def with_side(state: State, side: Side, block: SideBlock) -> State:
     return state._replace(rows=block) if side == "rows" else state._replace(columns=block)
 
 
-def update_common(form: Bilinear, state: State, views: Views, options: Options, cells: AtCells | None = None) -> State:
-    """The state after an update of the common unknowns.
+def update_common(
+    form: Bilinear, state: State, views: Views, options: Options, cells: AtCells | None = None
+) -> tuple[State, VectorSums]:
+    """The state after an update of the common unknowns, and the sums over cells that they moved by.
 
     :param AtCells cells: products of the state, where they are known.
     """
-    return common_with_sums(form, state, views, options, cells)[0]
-
-
-def common_with_sums(
-    form: Bilinear, state: State, views: Views, options: Options, cells: AtCells | None = None
-) -> tuple[State, VectorSums]:
-    """The same, and the sums over cells that they moved by; see :func:`update_common`."""
     assert state.common is not None and form.common is not None
     side, products = views.at_cells(state, "rows", options) if cells is None else cells
     sums = common_sums(views.problem(side, options), products, *blocks_of(state), state.common)

@@ -26,9 +26,8 @@ from .sweep import (
     Options,
     Views,
     blocks_of,
-    common_with_sums,
-    side_with_sums,
     tangents_of,
+    update_common,
     update_side,
     with_counts,
     with_shares,
@@ -65,12 +64,12 @@ def visit_closed(
     if form.common is not None:
         assert shared.common_total is not None and visited.common_factor is not None
         form = form._replace(common=form.common._replace(prior=shared.common_total.without(visited.common_factor)))
-        moved, sums = common_with_sums(form, state, with_tangents(views, state, options, cells), options, cells)
+        moved, sums = update_common(form, state, with_tangents(views, state, options, cells), options, cells)
         state, common_factor = _if(moves.shared, moved, state), Factor(*sums)
     if state.selected is not None:
         moved, _, total = with_shares(state, views, options, cells)
         state = _if(moves.shares, moved, state)
-    state = update_side(form, state, with_tangents(views, state, options, cells), "rows", options, cells=cells)
+    state, _ = update_side(form, state, with_tangents(views, state, options, cells), "rows", options, cells=cells)
 
     cells, left, values = views.at_cells(state, "columns", options), None, None
     if views.pairs is not None:
@@ -87,7 +86,7 @@ def visit_closed(
     problem = views.problem("columns", options)
     expected = vector_values(problem, cells.products, *blocks_of(state, "columns"), state.common)
     objective = jnp.sum(expected) - jnp.sum(divergence(state.rows, form.rows)) + form.log_constant
-    moved, sums = side_with_sums(form, state, views, "columns", options, cells=cells)
+    moved, sums = update_side(form, state, views, "columns", options, cells=cells)
     state = _if(moves.shared, moved, state)
 
     rows, columns = blocks_of(state)
