@@ -130,7 +130,7 @@ def gradient(draw: int, make: Make) -> dict[str, Any]:
         "of the model": (jax.value_and_grad(lambda z: info.potential_fn(unflatten(z))), flat),
     }
     times = in_turns(3, *(_repeated(function, start, number) for function, start in functions.values()))
-    space = type(coordinates._given(white)[2].posterior).__name__.removesuffix("Posterior").lower()
+    space = type(coordinates._given(white)[1].posterior).__name__.removesuffix("Posterior").lower()
     return {"space": space, "unknowns": coordinates.reading.num_columns} | {
         name: 1e6 * seconds / number for name, seconds in zip(functions, times, strict=True)
     }
