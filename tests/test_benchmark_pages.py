@@ -92,6 +92,26 @@ def active(study):
     return {"labels of the noisy block": [strategies, strategies | {"information": [0.01, 78.0]}]}
 
 
+def newcomers(study):
+    curves = {"log_likelihood": np.zeros((2, 11, 2)).tolist(), "error": np.ones((2, 11, 2)).tolist()}
+    one = curves | {"strategies": ["information, 100 draws", "random"], "seconds_of": [0.1, 0.2], "steps": 3}
+    one |= {"lost": {rule: [0.1, 0.2] for rule in study._RULES}, "converged": False, "newcomers": 5, "ratings": 50}
+    return {"HOMF-U": [one, one], "round": [{"seconds": [2.0, 1.0], "load": 3.0}]}
+
+
+def closed_updates(study):
+    found = {"speeds": 4, "divided": 5, "rankings": 7, "pairs": 5}
+    return {name: [[[str(column) for column in range(number)]]] for name, number in found.items()}
+
+
+def chain_groups(study):
+    return {"low rank": [np.arange(10.0).tolist()], "few events": [[1.0, 3.0, 2.0, 1.5]]}
+
+
+def many_people(study):
+    return {"fitted": [["people", "at most 2 min", "51 s"]]}
+
+
 def ratings(study):
     fits = [{"log_likelihood": -1.2, "error": 0.9, "seconds": 30.0, "load": 2.0}] * 2
     return {"HOMF": [one | {"iterations": 40, "converged": True} for one in fits], "BMM": fits}
@@ -113,6 +133,10 @@ STUDIES = {
         crossed,
         "| 9.0 | 1.0 | 8 / 1.5 | lme4 0.6, glmmTMB 1.5, GPBoost 0.8 | 0.5 | 0.40 | yes | 0.300 ± 0.020 |",
     ),
+    "matrices.cold_start": (newcomers, "| HOMF-U | random | 4 | 0.0 ± 0.0 | -928 |"),
+    "matrices.closed_updates": (closed_updates, "| 0 | 1 | 2 | 3 | 4 | 5 | 6 |"),
+    "sequences.chain_groups": (chain_groups, "| 1.000 | 3.000 | 2.000 | 1.500 | -1.500 |"),
+    "items.many_people": (many_people, "| people | at most 2 min | 51 s |"),
     "matrices.ratings": (ratings, "| BMM | 2 | -1.2000 ± 0.0000 | +0.0000 ± 0.0000 | -1.493 |"),
     "items.quadrature": (quadrature, "| -2466.5534 | +1.0e-01 | yes |"),
 }

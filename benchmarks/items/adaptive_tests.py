@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from scipy.special import expit
 
 from numpyro_ext.datasets import data_path
 from numpyro_ext.design import expected_information_gain, maximum_information, random_scores
@@ -76,9 +77,7 @@ def peers(draw: int, num_people: int = 2000, num_peer: int = 50) -> dict[str, An
     """Tests of 30 items from a bank of 300; of catsim fewer people, as it takes them one by one."""
     slope, intercept = _simulated_bank(300)
     theta = np.random.default_rng(2).normal(size=num_people)
-    answers = np.random.default_rng(3).random((num_people, 300)) < 1 / (
-        1 + np.exp(-(slope * theta[:, None] + intercept))
-    )
+    answers = np.random.default_rng(3).random((num_people, 300)) < expit(slope * theta[:, None] + intercept)
     found: dict[str, Any] = {}
     for name in ("information", "Fisher"):
         began = time.process_time()
@@ -118,7 +117,7 @@ def bank(draw: int) -> dict[str, Any]:
     """Root mean square error of 2000 people, bank of 200, after 1, 5, 10, 20 and 30 items."""
     slope, intercept = _simulated_bank(200)
     theta = np.random.default_rng(4).normal(size=2000)
-    answers = np.random.default_rng(5).random((2000, 200)) < 1 / (1 + np.exp(-(slope * theta[:, None] + intercept)))
+    answers = np.random.default_rng(5).random((2000, 200)) < expit(slope * theta[:, None] + intercept)
     paths = simulate_tests(_bank(slope, intercept), answers, _RULES, prior=(0.0, 1.0), show_progress=False)
     error = np.sqrt(np.mean((paths["mean"].values - theta[:, None]) ** 2, 1))
     return {
@@ -135,9 +134,7 @@ def coverage(draw: int, num_repeats: int = 5) -> list[dict[str, Any]]:
             rng = np.random.default_rng((size, repeat))
 
             def ask(theta: np.ndarray, rng: np.random.Generator = rng) -> np.ndarray:
-                return (rng.random((len(theta), 100)) < 1 / (1 + np.exp(-(slope * theta[:, None] + intercept)))).astype(
-                    int
-                )
+                return (rng.random((len(theta), 100)) < expit(slope * theta[:, None] + intercept)).astype(int)
 
             model = partial(two_parameter_logistic, num_people=size, num_items=100)
             engine = AdaptiveQuadrature(model, num_samples=100, progress_bar=False)
