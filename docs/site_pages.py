@@ -18,6 +18,7 @@ REPORTS = {
     "tomography-two-qubits": "Tomography of two qubits",
     "acquisitions-real": "Active learning on real data, beside the source",
     "activeml": "Active learning beside other libraries",
+    "information_loss": "Information that approximations lose",
     "elicitation": "Which question to ask a person next",
     "phases": "Active regression in two phases",
     "hyper_information": "Information about hyperparameters",

@@ -1,1 +1,1 @@
-"""Item responses: first and next fits, many people, and adaptive tests."""
+"""Item responses: first and next fits, many people, adaptive tests, and numbers of traits."""
