@@ -117,3 +117,25 @@ def test_sweeps_that_run_out_hold_the_posterior_of_their_last_sites():
     assert not info.converged
     np.testing.assert_allclose(found, expected, rtol=1e-10)
     np.testing.assert_allclose(own, expected, rtol=1e-10)
+
+
+def test_sweeps_end_early_below_a_floor_alone():
+    """Evidences at broad priors take many sweeps, and no digits are needed where they are far below a floor."""
+    form = crossed_form(jnp.array([30.0, 20.0, 30.0]), "binary")
+
+    @jax.jit
+    def above(floor):
+        return ep.solve_and_hold(form, ep.init(form), tol=1e-8, floor=floor)[:2]
+
+    state, info = fit(form, tol=1e-8)
+    assert info.converged and info.num_steps > 4
+    for floor in (-jnp.inf, info.objective - 1.0):
+        same, same_info = above(floor)
+        assert same_info.converged
+        np.testing.assert_allclose(same_info.objective, info.objective, rtol=1e-12)
+        np.testing.assert_allclose(same.site_precision, state.site_precision, rtol=1e-9)
+    floor = info.objective + 60.0
+    _, low = above(floor)
+    assert low.num_steps < info.num_steps and not low.converged
+    assert low.objective < floor
+    np.testing.assert_allclose(low.objective, info.objective, atol=0.5 * (floor - info.objective))

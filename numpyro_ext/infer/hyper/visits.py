@@ -28,10 +28,12 @@ class Visits(NamedTuple):
     """Tolerance of the fits there."""
     with_gradient: bool | Array = False
     """True if gradients are computed there; else they may be zero."""
+    floor: Any = None
+    """Objective below which no digits are asked for there."""
 
 
 def search_and_visit(
-    evaluate: Callable[[Array, object, object, object], tuple[Evaluation, Any]],
+    evaluate: Callable[..., tuple[Evaluation, Any]],
     note: Callable[[Array, Evaluation, Any, Array], object],
     state: SearchState,
     visits: Visits,
@@ -45,7 +47,7 @@ def search_and_visit(
     """Visit points, which leave the search as it is, and go on with the search.
 
     :param evaluate: ``(values, state, tol, with_gradient)``: the objective, with a fit of the field to this tolerance,
-        and what that fit has at hand for ``note``.
+        and what that fit has at hand for ``note``. Where visits have a floor it is a fifth argument.
     :param note: ``(values, evaluation, held, is_visit)``: what is kept of a visit; of an evaluation of the search
         nothing is.
     :param SearchState state: of the search.
@@ -68,9 +70,9 @@ def search_and_visit(
         own = proposal(state, tol), state.best.state
         values, begun = lax.cond(is_visit, lambda: (point, begun), lambda: own)
         own_tol = field_tolerance(state, field_tol, tol, max_iterations)
-        found, held = evaluate(
-            values, begun, jnp.where(is_visit, visits.tol, own_tol), ~is_visit | visits.with_gradient
-        )
+        wanted = jnp.where(is_visit, visits.tol, own_tol), ~is_visit | visits.with_gradient
+        floors = () if visits.floor is None else (jnp.where(is_visit, visits.floor, -jnp.inf),)
+        found, held = evaluate(values, begun, *wanted, *floors)
         noted = note(values, found, held, is_visit)
         notes = lax.cond(is_visit, lambda: with_element(notes, k, noted), lambda: notes)
         place = jnp.where(is_visit, trace_length, state.num_evaluations - start)

@@ -166,9 +166,8 @@ class Algorithm(ABC):
         return None
 
     def has_long_sweeps(self, form: LatentGaussian) -> bool:
-        """True if what a fit does in each sweep is so long to compile that it has a program of its own, where that is
-        optimised and the rest is not: gradients and marginals are then made by little work, once for each fit. The form
-        has shapes alone."""
+        """True if a sweep is so long to compile that it has a program of its own, where that is optimised and the rest
+        is not: gradients and marginals take little work, once for each fit. The form has shapes alone."""
         return False
 
     def in_brief(self, form: LatentGaussian) -> LatentGaussian | None:
@@ -234,11 +233,13 @@ class Algorithm(ABC):
         same one if the algorithm knows of nothing quicker than its own steps."""
         return state
 
-    def solve_and_hold(
-        self, form: LatentGaussian, state: Any, *, num_steps: int, tol: float
-    ) -> tuple[Any, FitInfo, Any]:
+    def solve_and_hold(self, form: LatentGaussian, state: Any, *, num_steps: int, tol: float) -> Any:
         """:meth:`solve`, and what it has made at its end and others would make again, such as a factorisation."""
         return *self.solve(form, state, num_steps=num_steps, tol=tol), None
+
+    def solve_above(self, form: LatentGaussian, state: Any, floor: Any, *, num_steps: int, tol: float) -> Any:
+        """:meth:`solve_and_hold`, which may end early where the log evidence is seen to be below a floor."""
+        return self.solve_and_hold(form, state, num_steps=num_steps, tol=tol)
 
     def held_evidence(self, form: LatentGaussian, state: PyTree, held: Any) -> Array:
         """:meth:`log_evidence` at the end of a fit, with what that holds; of this the gradient takes no account."""

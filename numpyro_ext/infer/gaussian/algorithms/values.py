@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from jax import Array
+from jax.typing import ArrayLike
 
 from ....potentials.vector_rows import has_vector_factors, in_brief
 from ....structure.latent_gaussian import LatentGaussian
@@ -74,7 +75,12 @@ class ExpectationPropagation(Algorithm):
         return self._solve(form, state, num_steps, tol)[:2]
 
     def _solve(
-        self, form: LatentGaussian, state: expectation_propagation.State, num_steps: int, tol: float
+        self,
+        form: LatentGaussian,
+        state: expectation_propagation.State,
+        num_steps: int,
+        tol: float,
+        floor: ArrayLike | None = None,
     ) -> tuple[expectation_propagation.State, FitInfo, HeldPosterior | None]:
         return expectation_propagation.solve_and_hold(
             form,
@@ -85,6 +91,7 @@ class ExpectationPropagation(Algorithm):
             adapt_damping=self.adapt_damping,
             power=self.power,
             schedule=self.schedule,
+            floor=floor,
         )
 
     def log_evidence(self, form: LatentGaussian, state: expectation_propagation.State) -> Array:
@@ -101,6 +108,20 @@ class ExpectationPropagation(Algorithm):
         if not _holds(self, ExpectationPropagation):
             return super().solve_and_hold(form, state, num_steps=num_steps, tol=tol)
         return self._solve(form, state, num_steps, tol)
+
+    def solve_above(
+        self,
+        form: LatentGaussian,
+        state: expectation_propagation.State,
+        floor: ArrayLike,
+        *,
+        num_steps: int,
+        tol: float,
+    ) -> tuple[expectation_propagation.State, FitInfo, HeldPosterior | None]:
+        own = ExpectationPropagation
+        if not _holds(self, own) or type(self).solve_and_hold is not own.solve_and_hold:
+            return super().solve_above(form, state, floor, num_steps=num_steps, tol=tol)
+        return self._solve(form, state, num_steps, tol, floor)
 
     def held_evidence(
         self, form: LatentGaussian, state: expectation_propagation.State, held: HeldPosterior | None

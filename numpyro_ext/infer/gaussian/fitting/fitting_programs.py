@@ -192,7 +192,7 @@ class FittingPrograms(Objective):
         points, states = jax.tree.map(
             lambda leaf: np.zeros((self.points_per_call, *leaf.shape), leaf.dtype), (state.values, state.best.state)
         )
-        visits = Visits(points, states, 0, np.asarray(self.tol, points.dtype))
+        visits = Visits(points, states, 0, np.asarray(self.tol, points.dtype), floor=_nowhere(points.dtype))
         state, trace, _ = self._search_and_visit(data, fixed, state, visits, False, max_iterations, num_evaluations)
         return state, trace
 
@@ -207,6 +207,7 @@ class FittingPrograms(Objective):
         tol: Any,
         with_marginals: bool,
         with_gradient: bool = False,
+        floor: Any = None,
         *,
         marginals_fn: Callable[..., Any],
     ) -> PointFit:
@@ -214,8 +215,10 @@ class FittingPrograms(Objective):
         other, each from the state that stands beside it; of one point, where there is nothing to learn.
 
         ``marginals_fn`` is a function of the posterior and the maps of the affine sites, for which there are zeros
-        where marginals are not asked for. Gradients may be zero where they are not.
+        where marginals are not asked for. Gradients may be zero where they are not. Objectives that are below a floor
+        may have few digits.
         """
+        floor = _nowhere(points.dtype) if floor is None else np.asarray(floor, points.dtype)
         if self.is_large:
             return_freed_memory()
         if self._evaluates_apart:
@@ -229,13 +232,12 @@ class FittingPrograms(Objective):
                 num_points,
             )
         if marginals_fn is not self._marginals_fn:
-            return self._fits_alone(
-                data, fixed, points, num_points, states, tol, with_marginals, with_gradient, marginals_fn=marginals_fn
-            )
+            wanted = tol, with_marginals, with_gradient, floor
+            return self._fits_alone(data, fixed, points, num_points, states, *wanted, marginals_fn=marginals_fn)
         search = self.init_search(data, fixed, points[0], jax.tree.map(itemgetter(0), states))
         none: Any = np.asarray(2 * search.values.size + 1, np.int32)
         search = search._replace(is_searching=np.asarray(False), num_probes=none)  # type: ignore[arg-type]
-        visits = Visits(points, states, num_points, tol, with_gradient)
+        visits = Visits(points, states, num_points, tol, with_gradient, floor)
         return self._search_and_visit(data, fixed, search, visits, with_marginals, 0, 0)[2]
 
     def _visit(
@@ -252,9 +254,7 @@ class FittingPrograms(Objective):
         marginals_fn = self._marginals_fn
         assert marginals_fn is not None  # else there are programs for each
         return search_and_visit(
-            lambda values, state, tol, with_gradient: self.evaluate_and_hold(
-                data, fixed, values, state, tol, with_gradient
-            ),
+            partial(self.evaluate_and_hold, data, fixed),
             lambda values, found, held, is_visit: self._point_fit(
                 data, fixed, values, found, held, is_visit & with_marginals, marginals_fn
             ),
@@ -277,6 +277,7 @@ class FittingPrograms(Objective):
         tol: object,
         with_marginals: bool | Array,
         with_gradient: bool | Array,
+        floor: Any,
         *,
         marginals_fn: Callable[..., object],
     ) -> PointFit:
@@ -285,7 +286,7 @@ class FittingPrograms(Objective):
         @jax.jit  # traced once, for the shapes and for the loop
         def at(point: tuple[Array, object]) -> PointFit:
             values, state = point
-            found, held = self.evaluate_and_hold(data, fixed, values, state, tol, with_gradient)
+            found, held = self.evaluate_and_hold(data, fixed, values, state, tol, with_gradient, floor)
             return self._point_fit(data, fixed, values, found, held, with_marginals, marginals_fn)
 
         return at_each(at, (points, states), num_points)
@@ -373,3 +374,8 @@ class FittingPrograms(Objective):
     def posterior(self, data: Any, hyper: dict[str, Array], state: Any) -> Any:
         """The posterior of the unknowns, for programs that ask it something."""
         return self.algorithm.posterior(self.form(hyper, data), state)
+
+
+def _nowhere(dtype: Any) -> np.ndarray:
+    """A floor that nothing is below."""
+    return np.asarray(-np.inf, dtype)

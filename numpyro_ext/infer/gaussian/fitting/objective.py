@@ -27,8 +27,8 @@ class Objective:
     :ivar algorithm: fits the field.
     :ivar space: of the hyperparameters that are learned.
     :ivar tol: at which a fit of the field ends.
-    :ivar evaluate: the objective at ``(data, fixed, values, state, tol, with_gradient=True)``; see
-        :func:`~numpyro_ext.infer.hyper.evaluation.evaluation_and_held_fn`.
+    :ivar evaluate: the objective at ``(data, fixed, values, state, tol, with_gradient=True, floor=None)``; see
+        :func:`~numpyro_ext.infer.hyper.evaluation.evaluation_and_held_fn`. Below a floor it has few digits.
     :ivar evaluate_and_hold: the same, and what the fit of the field has at hand at its end.
     """
 
@@ -84,12 +84,20 @@ class Objective:
         state: object,
         tol: Any,
         with_gradient: bool | Array = True,
+        floor: Any = None,
     ) -> tuple[Evaluation, Any]:
         algorithm = self.algorithm
+        solve = partial(algorithm.solve_and_hold, num_steps=self._num_steps, tol=tol)
+        if floor is not None:  # of the objective, which has the prior beside the evidence
+            lowest = floor - self.log_prior(data, fixed, values)
+
+            def solve(form: LatentGaussian, state: object) -> Any:
+                return algorithm.solve_above(form, state, lowest, num_steps=self._num_steps, tol=tol)
+
         evaluate = evaluation_and_held_fn(
             form_fn=self.form_at(data, fixed),
             log_prior_fn=lambda values: self.log_prior(data, fixed, values),
-            solve_fn=partial(algorithm.solve_and_hold, num_steps=self._num_steps, tol=tol),
+            solve_fn=solve,
             log_evidence_fn=algorithm.held_evidence,
             value_fn=algorithm.known_evidence,
         )

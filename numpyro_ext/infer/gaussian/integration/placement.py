@@ -19,6 +19,8 @@ from .surroundings import Surroundings
 
 FEW_DIGITS = 1e-2
 """Tolerance of fits for draws, and of looks."""
+_NOTHING = 40.0
+"""Fall of the log density from which on looks need no digits: what lies there has no mass."""
 _LARGEST_FALL = 5.0
 """Fall of the log density on both sides of an axis, to where that of a normal density has fallen by one."""
 
@@ -55,14 +57,16 @@ class FieldFits:
         return _heights(self.look(points))
 
     def look(self, points: np.ndarray, *, from_mode: bool = False) -> PointFit:
-        """Fits with few digits and without marginals, once for the same points.
+        """Fits with few digits and without marginals, once for the same points; where there is no mass their heights
+        are rough.
 
         :param bool from_mode: whether they start from the mode, not from what other fits predict.
         """
         key = points.tobytes()
         if key not in self._looks:
             states = None if from_mode else self._known.states_at(points)
-            found = self.around.fits(points, states, FEW_DIGITS, with_marginals=False)
+            floor = float(self._heights[0][0]) - _NOTHING if self._heights else -math.inf
+            found = self.around.fits(points, states, FEW_DIGITS, with_marginals=False, floor=floor)
             self._looks[key] = self._noted(points, found)
         return self._looks[key]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -118,6 +119,7 @@ class Surroundings(NamedTuple):
         with_gradient: bool = False,
         task: str = "Integration",
         known: KnownPoints | None = None,
+        floor: float = -math.inf,
     ) -> PointFit:
         """The field at points of shape ``(n, k)``.
 
@@ -127,8 +129,9 @@ class Surroundings(NamedTuple):
         :param bool with_gradient: whether gradients are asked for, which :meth:`slopes` has in these coordinates.
         :param str task: what the progress bar calls it.
         :param KnownPoints known: if given, fits start from what it predicts, and are noted in it.
+        :param float floor: log density below which no digits are asked for.
         """
-        return self._fits(self.place(points), states, tol, with_marginals, task, points, known, with_gradient)
+        return self._fits(self.place(points), states, tol, with_marginals, task, points, known, with_gradient, floor)
 
     def slopes(self, fits: PointFit) -> np.ndarray:
         """Gradients of the log density at points in these coordinates, shape ``(n, k)``."""
@@ -148,6 +151,7 @@ class Surroundings(NamedTuple):
         points: np.ndarray | None = None,
         known: KnownPoints | None = None,
         with_gradient: bool = False,
+        floor: float = -math.inf,
     ) -> PointFit:
         last = self.fit.last_state
         tolerance = np.asarray(max(tol, self.programs.tol), values.dtype)
@@ -175,6 +179,7 @@ class Surroundings(NamedTuple):
                     tolerance,
                     with_marginals,
                     with_gradient,
+                    floor,
                     marginals_fn=self.marginals_fn,
                 )
                 found = jax.tree.map(lambda leaf, number=number: np.asarray(leaf)[:number], found)

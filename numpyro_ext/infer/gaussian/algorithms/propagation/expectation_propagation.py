@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from .....linalg.gaussian.conditioning import Space, choose_space
 from .....linalg.gaussian.prior import is_valid_prior
@@ -69,6 +70,7 @@ __all__ = [
 
 _UNTAKEN = 0.1
 """Share of the tolerance that a sweep may change for it not to be taken: what the last one that is taken leaves."""
+_SHARE_OF_WAY_TO_FLOOR = 0.25
 _NO_DIFFERENCE = 0.1
 """Nats, in units of the tolerance, by which two evidences may differ and be one number: changes of all marginals and of
 all sites, squared and added up."""
@@ -164,8 +166,12 @@ def solve_and_hold(
     power: float = 1.0,
     schedule: Schedule = "parallel",
     space: Space = "auto",
+    floor: ArrayLike | None = None,
 ) -> tuple[State, FitInfo, HeldPosterior | None]:
-    """:func:`solve`, and the posterior at its end, in spaces whose posteriors hold a factor that serves again."""
+    """:func:`solve`, and the posterior at its end, in spaces whose posteriors hold a factor that serves again.
+
+    :param floor: a log evidence below which a run may end before it has converged; see :func:`_is_low`.
+    """
     form = joined(form)
     prior = gaussian_prior(form, _space(form, space, schedule))
     infinity = jnp.full_like(state.max_change, jnp.inf)
@@ -202,6 +208,8 @@ def solve_and_hold(
         is_known = change_of_sites(form, run.state, moved) < _NO_DIFFERENCE * bound * found.step_size**2
         is_known &= (form.num_rows * state.max_change**2 < _NO_DIFFERENCE * bound) & jnp.isfinite(found.objective)
         is_finished |= swept.is_untaken | ((state.max_change < bound) & is_known)
+        if floor is not None:
+            is_finished |= _is_low(found.objective, run.objective, floor)
         number = run.num_steps + is_counted
         return _Run(state, info, found.objective, trace, number, is_finished, swept.history, swept.held)
 
@@ -223,6 +231,12 @@ def solve_and_hold(
     converged = (state.max_change < bound) & jnp.isfinite(objective)
     info = FitInfo(converged, run.num_steps, run.trace, run.info.max_change, run.info.skipped, objective)
     return state, info, with_space(prior, run.held)
+
+
+def _is_low(evidence: Array, before: Array, floor: ArrayLike) -> Array:
+    """True if a log evidence is below a floor by so much more than it changed in the last sweep that it will stay so:
+    sweeps that settle at all change it less and less, mostly by a half or less of the change before."""
+    return jnp.abs(evidence - before) < _SHARE_OF_WAY_TO_FLOOR * (floor - evidence)
 
 
 class _Run(NamedTuple):
