@@ -243,7 +243,7 @@ def test_what_was_looked_at_is_not_fitted_again():
     class Around:
         size, asked = 2, 0
 
-        def fits(self, points, states=None, tol=None, *, with_marginals=True, known=None):
+        def fits(self, points, states=None, tol=None, *, with_marginals=True, known=None, floor=-np.inf):
             self.asked += len(points)
             there = -0.5 * np.sum(points**2, axis=1)
             return PointFit(there, None, there, None, np.ones(len(points), bool), {}, None)

@@ -87,12 +87,12 @@ class Objective:
         floor: Any = None,
     ) -> tuple[Evaluation, Any]:
         algorithm = self.algorithm
-        solve = partial(algorithm.solve_and_hold, num_steps=self._num_steps, tol=tol)
-        if floor is not None:  # of the objective, which has the prior beside the evidence
-            lowest = floor - self.log_prior(data, fixed, values)
 
-            def solve(form: LatentGaussian, state: object) -> Any:
-                return algorithm.solve_above(form, state, lowest, num_steps=self._num_steps, tol=tol)
+        def solve(form: LatentGaussian, state: object) -> Any:
+            if floor is None:
+                return algorithm.solve_and_hold(form, state, num_steps=self._num_steps, tol=tol)
+            lowest = floor - self.log_prior(data, fixed, values)  # the objective has the prior beside the evidence
+            return algorithm.solve_above(form, state, lowest, num_steps=self._num_steps, tol=tol)
 
         evaluate = evaluation_and_held_fn(
             form_fn=self.form_at(data, fixed),
