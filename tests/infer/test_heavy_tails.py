@@ -16,8 +16,10 @@ from scipy.stats import t as student
 from numpyro_ext.infer import EP
 from numpyro_ext.infer.gaussian.fitting.point_fit import PointFit
 from numpyro_ext.infer.gaussian.integration.matched_weights import features_of, matched_weights
+from numpyro_ext.infer.gaussian.integration.outskirts import missed_between_points
 from numpyro_ext.infer.gaussian.integration.placement import FieldFits
 from numpyro_ext.infer.hyper.density.adaptive import follow
+from numpyro_ext.infer.hyper.density.design import central_composite
 from numpyro_ext.infer.hyper.density.emulator import emulate
 from numpyro_ext.infer.hyper.density.tails import LARGEST_MISSED, FarLook
 
@@ -268,3 +270,34 @@ def test_what_lies_among_the_outermost_points_and_beyond_them_is_told_together()
         engine.run(KEY, y)
     assert not engine.diagnostics.converged
     assert float(engine.hyper["tau"].sd) < 0.8 * scale_of_groups(y)[1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("scale", [0.7, 1.5])
+def test_a_composite_design_of_few_points_says_what_these_miss_of_a_scale(scale):
+    """Three points have the moments of the logarithm of a scale, and too small a variance of the scale of six groups:
+    0.79 to 0.86 of the standard deviation, to which neither the outermost points nor those beyond add a third."""
+    engine = EP(groups, progress_bar=False, integrate="ccd")
+    for seed in (5, 8):
+        y = np.random.default_rng(seed).normal(size=6) * np.hypot(scale, 0.5)
+        with pytest.warns(UserWarning, match="goes on far from its mode.*'tau' .* times as large"):
+            engine.run(KEY, y)
+        assert not engine.diagnostics.converged
+        assert float(engine.hyper["tau"].sd) < 0.87 * scale_of_groups(y)[1]
+
+
+@pytest.mark.parametrize("width", [0.02, 1.0])
+def test_what_few_points_miss_is_the_variance_of_what_bends(width):
+    """Against the moments of a log-normal variable and of a normal one."""
+    found = missed_between_points(
+        lambda z: {"plain": 2.0 * z, "bent": np.exp(width * z), "both": np.hstack([z, np.exp(width * z)])},
+        np.ones((2, 1)),
+    )
+    three = central_composite(1)
+    masses = np.exp(three.log_volumes - 0.5 * three.points[:, 0] ** 2) / math.sqrt(2.0 * math.pi)
+    value = np.exp(width * three.points[:, 0])
+    variance = masses @ value**2 - (masses @ value) ** 2
+    exact = math.exp(width**2) * math.expm1(width**2) / variance - 1.0
+    assert abs(found["plain"]) < 5e-3  # by points that are many, not all
+    assert found["bent"] == pytest.approx(exact, rel=0.1, abs=5e-3)
+    assert found["both"] == pytest.approx(found["bent"], rel=1e-9)

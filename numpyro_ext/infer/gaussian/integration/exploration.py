@@ -27,7 +27,7 @@ from .judgement import (
     judge_unfinished,
     opposite_mode,
 )
-from .outskirts import missed_among_outermost, missed_by_design, missed_by_points
+from .outskirts import missed_among_outermost, missed_between_points, missed_by_design, missed_by_points
 from .placement import (
     FEW_DIGITS,
     FieldFits,
@@ -262,8 +262,12 @@ def _missed(
     missed = missed_by_design(fits_at, mode, around.turn(), points, log_integral, fits, weights, follows=follows)
     if placed.inner is None:
         return missed
-    outer = missed_among_outermost(fits_at, mode, placed.inner, fits, weights)
-    # of mass in two places: among the outermost points, and beyond them
+    falls = placed.inner if isinstance(placed.inner, np.ndarray) else None
+    outer = missed_among_outermost(fits_at, mode, placed.inner, fits, weights, is_signed=falls is not None)
+    if falls is not None:
+        between = missed_between_points(around.constrained_sites, falls)
+        outer = {site: max(0.0, between[site] + share) for site, share in outer.items()}
+    # of mass in two places: among the points, and beyond them
     return {site: share + outer[site] for site, share in missed.items()}
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
+from scipy.special import ndtri
 
 from ...hyper.density.adaptive import Followed
-from ...hyper.density.design import Design, stretch
+from ...hyper.density.design import Design, central_composite, stretch
 from ...hyper.density.skewed_normal import SkewedNormal
 from ...hyper.density.tails import FarLook, second_moments
 from ..fitting.point_fit import PointFit
@@ -18,6 +19,8 @@ _ENOUGH_FOR_ANOTHER = 0.1
 _OUTER, _WIDTH_OF_OUTER = 2.4, 0.9
 """Deviations, in the coordinates of a design, at which it is looked at among its outermost points, which are few, and
 the range for which such a look stands."""
+_NUM_MANY = 4000
+"""Points that have the moments of a density which a design has few points for."""
 
 FitsAt = Callable[[np.ndarray], PointFit]
 """Fits at points of shape ``(n, k)``."""
@@ -87,13 +90,21 @@ def missed_by_design(
 
 
 def missed_among_outermost(
-    fits_at: FitsAt, mode: float, design: SkewedNormal | np.ndarray, fits: PointFit, weights: np.ndarray
+    fits_at: FitsAt,
+    mode: float,
+    design: SkewedNormal | np.ndarray,
+    fits: PointFit,
+    weights: np.ndarray,
+    *,
+    is_signed: bool = False,
 ) -> dict[str, float]:
     """Largest share of a variance of each site by which the density is above that of a design among its outermost
     points, as on a shoulder; arguments as in :func:`missed_by_design`.
 
     :param design: the density that it was made for, or by how much the log density falls on both sides of each axis;
         see :func:`~numpyro_ext.infer.hyper.density.design.stretch`.
+    :param bool is_signed: whether less mass than that of the design counts as well, on all axes together: a correction
+        of variances of the design.
     """
     size = len(design.shift) if isinstance(design, SkewedNormal) else design.shape[1]
     axes = _OUTER * np.concatenate([np.zeros((1, size)), np.eye(size), -np.eye(size)])
@@ -102,13 +113,54 @@ def missed_among_outermost(
     there = fits_at(own.points[1:])
     # in coordinates in which the design is normal
     lift = np.exp(own.log_volumes[1:] - own.log_volumes[0] - 0.5 * _OUTER**2)
-    densities = np.maximum(_over_mode(there, mode) * lift - math.exp(-0.5 * _OUTER**2), 0.0)
+    densities = _over_mode(there, mode) * lift - math.exp(-0.5 * _OUTER**2)
+    densities = densities if is_signed else np.maximum(densities, 0.0)
     masses = _WIDTH_OF_OUTER / math.sqrt(2.0 * math.pi) * densities
     missed = {}
     for name, (rest, variance) in _spreads(there, fits, weights).items():
-        gain = np.max(second_moments(masses, rest), axis=0)
-        missed[name] = float(np.max(gain[variance > 0.0] / variance[variance > 0.0], initial=0.0))
+        gains = second_moments(masses, rest)
+        gain = (gains.sum(axis=0) if is_signed else gains.max(axis=0))[variance > 0.0]
+        missed[name] = float(np.max(gain / variance[variance > 0.0], initial=-np.inf if is_signed else 0.0))
     return missed
+
+
+def missed_between_points(
+    sites_at: Callable[[np.ndarray], Mapping[str, np.ndarray]], falls: np.ndarray
+) -> dict[str, float]:
+    """Largest share of a variance of each site by which the few points of a central composite design fall short of the
+    density that they stand for, a normal one with a scale for each side of each axis.
+
+    Means and variances of the coordinates are exact; those of what bends in them, as the exponential of a logarithm
+    does, are not. Cost: no fits.
+
+    :param sites_at: values of each site at points, shapes ``(n, k)`` and ``(n, v)``.
+    :param falls: of the log density on both sides of each axis, shape ``(2, k)``.
+    """
+
+    def variances(design: Design, log_masses: np.ndarray) -> dict[str, np.ndarray]:
+        own = stretch(Design(design.points, log_masses), falls)
+        weights = np.exp(own.log_volumes - np.max(own.log_volumes))
+        weights /= weights.sum()
+        found = sites_at(own.points)
+        return {name: weights @ np.square(value - weights @ value) for name, value in found.items()}
+
+    size = falls.shape[1]
+    few, many = central_composite(size), Design(_evenly(size), np.zeros(_NUM_MANY))
+    known = variances(few, few.log_volumes - 0.5 * np.sum(np.square(few.points), axis=1))
+    missed = {}
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, variance in variances(many, many.log_volumes).items():
+            is_free = known[name] > 0.0
+            missed[name] = float(np.max(variance[is_free] / known[name][is_free] - 1.0, initial=0.0))
+    return missed
+
+
+def _evenly(size: int) -> np.ndarray:
+    """Many points of ``N(0, I)`` of equal mass, by quantiles of a sequence that fills a cube evenly: multiples of
+    powers of a number with ``x^(size + 1) = x + 1`` (Niederreiter 1992, chapter 4); shape ``(n, size)``."""
+    number = max(np.roots([1.0, *np.zeros(size - 1), -1.0, -1.0]).real)
+    steps = number ** -np.arange(1.0, size + 1.0)
+    return np.asarray(ndtri((0.5 + np.arange(_NUM_MANY)[:, None] * steps) % 1.0))
 
 
 def _missed(

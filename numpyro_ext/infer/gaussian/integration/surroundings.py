@@ -93,15 +93,19 @@ class Surroundings(NamedTuple):
         values[:, self.space.integrable] += points @ self.factor.T
         return values
 
-    def constrained(self, points: np.ndarray) -> np.ndarray:
-        """Values of all hyperparameters at points, shape ``(n, v)``, as what a user is told of."""
+    def constrained_sites(self, points: np.ndarray) -> dict[str, np.ndarray]:
+        """Values of all hyperparameters at points, as what a user is told of: by name, shape ``(n, v)``."""
         values, parts = self.place(points).astype(self.fit.last_state.values.dtype), []
         for start in range(0, len(values), _TOGETHER):
             # filled up, so that one program serves any number
             index = np.minimum(np.arange(start, start + _TOGETHER), len(values) - 1)
             found = self.programs.constrained(to_device(values[index]), self.space.fixed)
-            parts.append(np.concatenate([np.asarray(value).reshape(_TOGETHER, -1) for value in found.values()], 1))
-        return np.concatenate(parts)[: len(values)]
+            parts.append({name: np.asarray(value).reshape(_TOGETHER, -1) for name, value in found.items()})
+        return {name: np.concatenate([part[name] for part in parts])[: len(values)] for name in parts[0]}
+
+    def constrained(self, points: np.ndarray) -> np.ndarray:
+        """The same as one array, shape ``(n, v)``."""
+        return np.concatenate(list(self.constrained_sites(points).values()), axis=1)
 
     def cell(self, step: float) -> np.ndarray:
         """Standard deviations of unconstrained hyperparameters within a cube of ``z`` of this side, shape ``(d,)``."""
