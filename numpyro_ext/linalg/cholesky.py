@@ -20,8 +20,6 @@ and a factorisation of a fraction of a second."""
 # again. So no batch reaches the library: small matrices are factorised by arithmetic on whole batches, written out,
 # which is also faster; larger ones one after the other.
 _LARGEST_WRITTEN_OUT = 8
-_LARGEST_SOLVED_WRITTEN_OUT = 3
-"""Size of a single matrix whose solves are written out: a library call takes longer than their arithmetic."""
 
 _LARGEST_BLOCK = 512
 """Largest size of triangular matrices that are inverted as a whole, zeros and all."""
@@ -71,8 +69,7 @@ def cholesky_of_lower(matrix: Array) -> Array:
 @cholesky_of_lower.defjvp
 def _cholesky_of_lower_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (matrix,), (change,) = primals, tangents
-    factor, moved = jax.jvp(cholesky, (from_lower(matrix),), (from_lower(change),))
-    return factor, moved
+    return cholesky_of_lower(matrix), jax.jvp(cholesky, (from_lower(matrix),), (from_lower(change),))[1]
 
 
 def half_log_determinant(factor: Array) -> Array:
@@ -82,7 +79,7 @@ def half_log_determinant(factor: Array) -> Array:
 
 def solve_lower(factor: Array, x: Array) -> Array:
     """``L^-1 x`` for ``x`` of shape ``(..., n, r)``."""
-    if not _is_batch(factor) and factor.shape[-1] > _LARGEST_SOLVED_WRITTEN_OUT:
+    if not _is_batch(factor):
         return solve_triangular(factor, x, lower=True)
     if _is_small(factor):
         return _substitute(factor, x, range(factor.shape[-1]))
@@ -91,7 +88,7 @@ def solve_lower(factor: Array, x: Array) -> Array:
 
 def solve_upper(factor: Array, x: Array) -> Array:
     """``L^-T x`` for ``x`` of shape ``(..., n, r)``."""
-    if not _is_batch(factor) and factor.shape[-1] > _LARGEST_SOLVED_WRITTEN_OUT:
+    if not _is_batch(factor):
         return solve_triangular(factor, x, lower=True, trans="T")
     if _is_small(factor):
         return _substitute(factor.swapaxes(-1, -2), x, range(factor.shape[-1] - 1, -1, -1))

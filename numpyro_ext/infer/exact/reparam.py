@@ -20,7 +20,6 @@ from numpyro.infer.reparam import Reparam
 
 from ...linalg.gaussian.normal_density import normal_log_density
 from ...linalg.library_calls import most_together
-from ...structure.program.run_compiled import computed_ahead
 from ..front.engine import AnyEngine, BaseEngine
 from ..front.options import check_kind
 
@@ -119,9 +118,7 @@ class PosteriorReparam:
         self.model = engine._sampled_model()
         self.whole_model: Callable[..., Any] = run.reading.model
         self._transforms = {name: run.reading.sites[name].transform for name in self.coordinates.names}
-        example = jnp.zeros(self.coordinates.size)
-        # traced once for all that samplers do with it; with the sites held most sums over rows are known
-        self._values = jax.jit(computed_ahead(self.coordinates.values, example))
+        self._values = jax.jit(self.coordinates.values)  # traced once for all that samplers do with it
 
     def reparam(self, fn: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """The model with coordinates in the place of its sites, whose values are deterministic sites.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
-from jax import Array
 
 from ...compilation.content import Structure
 from ...compilation.quick_jit import holds_little, quick_jit
@@ -15,11 +13,8 @@ from ...compilation.store import shared
 from .equations import Atom, Constant
 from .program import Program, make_program
 
-_Result = TypeVar("_Result")
 _MOST_READ = 100_000
 """Numbers that arguments may hold for a program that is compiled for few calls."""
-_MOST_KEPT = 10_000_000
-"""Numbers that may be computed ahead; where there would be more a function stays as it is."""
 
 
 def run_compiled(function: Callable[..., object], *args: object, most_read: int = _MOST_READ) -> Any:
@@ -94,41 +89,3 @@ def as_function(program: Program, output: object) -> TracedFunction:
     """A program with its output as a function."""
     leaves, tree = jax.tree.flatten(output, is_leaf=lambda leaf: isinstance(leaf, Constant))
     return TracedFunction(program.with_data(()), tuple(leaves), tree, program.data)
-
-
-def computed_ahead(
-    function: Callable[[Array], _Result], example: Array, most_numbers: int = _MOST_KEPT
-) -> Callable[[Array], _Result]:
-    """The same function, for many calls in one compiled loop: sums over data that the argument does not enter are
-    numbers of its program. XLA computes most of them in each call, as sums by index are loops to it.
-
-    Derivatives are those of the function, also where it has rules of its own. Cost: one trace, and one call of what is
-    computed ahead, compiled.
-
-    >>> import jax.numpy as jnp
-    >>> group = jnp.array([0, 1, 1])
-    >>> function = lambda x: x * jnp.zeros(2).at[group].add(1.0)
-    >>> faster = computed_ahead(function, jnp.ones(2))
-    >>> print(faster(jnp.array([1.0, 3.0])), "scatter" in str(jax.make_jaxpr(faster)(jnp.ones(2))))
-    [1. 6.] False
-
-    :param function: of one array, to a tree of arrays; traced once.
-    :param example: an array of the shape of its argument.
-    :param int most_numbers: that may be kept.
-    :return: a function of arrays of this shape and dtype.
-    """
-    program, output = make_program(function, example, keep_literals=True)
-    leaves, tree = jax.tree.flatten(output)
-    kept = program.frontier(leaves, program.inputs)
-    if sum(math.prod(program.avals[number].shape) for number in kept) > most_numbers:
-        return function
-    ahead = program.replace(inputs=())
-    with jax.ensure_compile_time_eval():  # also where something else is being traced
-        values = run_traced(TracedFunction(ahead.with_data(()), kept, jax.tree.structure(list(kept)), program.data))
-    known = dict(zip(kept, values, strict=True))
-
-    def with_known(argument: Array) -> _Result:
-        found: _Result = jax.tree.unflatten(tree, program.evaluate(leaves, known | {program.inputs[0]: argument}))
-        return found
-
-    return with_known
