@@ -62,9 +62,8 @@ def adaptive_tests(study):
 
 def exact(study):
     name, failed, *_ = study.MODELS
-    ways = {
-        way: [100.0, 80.0, 3.0, rate, 0, 2.0, 0.1] for way, rate in (("as written", 50.0), (study.COORDINATES, 25.0))
-    }
+    rates = {"as written": 50.0, study.COORDINATES: 25.0, study.OPTIMUM: 20.0}
+    ways = {way: [100.0, 80.0, 3.0, rate, 0, 2.0, 0.1] for way, rate in rates.items()}
     return {name: [{"ways": ways}], failed: [{"failed": "ValueError: no"}]}
 
 
@@ -126,7 +125,7 @@ STUDIES = {
         lambda _: {"preferences": [ranks("own")], "items drawn": [ranks("trait")] * 2},
         "10 fitted, 0 not converged",
     ),
-    "evidence.exact": (exact, "as written (0.5)."),
+    "evidence.exact": (exact, "as written (0.5, at the optimum 0.4)."),
     "evidence.spreads": (spreads, "| 10 / 1 | +0.50 ± 0.05 (b) | 0.50 ± 0.02 (b) |"),
     "queries.peers": (active, "| MonteCarloEER | 0.5000 | 0.100 |"),
     "runs.crossed": (
