@@ -437,6 +437,27 @@ def test_minibatches_are_those_of_svi_on_whole_tables():
         np.testing.assert_allclose(fit.params[name], value, rtol=1e-10)
 
 
+def test_a_fresh_guide_begins_at_given_parameters():
+    """An autoguide keeps what it is begun with, which must be arrays; wrong shapes are named all the same."""
+
+    def model(rows, values, *, num_rows):
+        level = numpyro.param("level", jnp.zeros(2))
+        with numpyro.plate("rows", num_rows, subsample_size=len(rows), dim=-1):
+            own = numpyro.sample("own", dist.Normal(0.0, 1.0))
+            numpyro.sample("values", dist.Normal(level[0] + own, 1.0), obs=values)
+
+    def begun(level):
+        options = {"plate": "rows", "batch_size": 2, "progress_bar": False}
+        engine = ChunkedSVI(model, AutoNormal(model, init_scale=0.3), optax.sgd(0.0), **options)
+        return engine.run(random.key(0), np.arange(5.0), num_epochs=1, num_rows=5, init_params={"level": level})
+
+    fit = begun(np.array([3.0, 4.0]))
+    np.testing.assert_array_equal(fit.params["level"], [3.0, 4.0])
+    np.testing.assert_allclose(fit.params["own_auto_scale"], np.full(5, 0.3))
+    with pytest.raises(ValueError, match=r"'level' with the shape \(3,\), and the model has it with \(2,\)"):
+        begun(np.zeros(3))
+
+
 def test_batches_hold_like_lengths_in_few_shapes():
     rng = np.random.default_rng(0)
     lengths = rng.integers(0, 400, 103)

@@ -171,7 +171,9 @@ class Program(Scoring):
             found: dict[str, Array] = svi.constrain_fn(begun)
             return found
 
-        return {name: value.shape for name, value in jax.eval_shape(values).items()}
+        # a guide may keep what it is begun with, so that it is begun with arrays
+        own = jax.eval_shape(values) if self._compiles_init else values()
+        return {name: value.shape for name, value in own.items()}
 
     def constrained(self, parameters: Parameters) -> dict[str, Array]:
         """Values of all parameters as the model has them."""
