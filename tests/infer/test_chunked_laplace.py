@@ -13,9 +13,10 @@ from jax import random
 
 from numpyro_ext.infer import ChunkedSVI
 from numpyro_ext.infer.stochastic.personal.laplace import LaplaceProgram, covariance_root
-from numpyro_ext.infer.stochastic.personal.peaks import Peaks, inverse_curvature, spread_points
+from numpyro_ext.infer.stochastic.personal.peaks import Peaks, inverse_curvature
 from numpyro_ext.infer.stochastic.personal.people import Given, Mode, Slopes, _evidence
 from numpyro_ext.infer.stochastic.personal.person import Person
+from numpyro_ext.infer.stochastic.personal.spread import even_draws, spread_points
 from numpyro_ext.infer.stochastic.setting import Setting
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences, EventSplit
@@ -283,6 +284,47 @@ def test_slopes_in_single_precision_are_those_of_autodiff():
         gradient = jax.jit(jax.grad(program.people._density))(numbers, given, items, mask)
     assert found.gradient.dtype == jnp.float32
     np.testing.assert_allclose(found.gradient, gradient, atol=1e-4)
+
+
+def test_even_draws_are_uniform_and_leave_no_gaps():
+    draws = even_draws(np.random.default_rng(0), 64, 5)
+    assert (np.sort((draws * 64).astype(int), 0) == np.arange(64)[:, None]).all()  # one in each of 64 cells
+    np.testing.assert_array_equal(even_draws(np.random.default_rng(0), 50, 5), draws[:50])
+    assert even_draws(np.random.default_rng(0), 2, 1).shape == (2, 1)
+    many = np.array([even_draws(np.random.default_rng(seed), 3, 4) for seed in range(2000)])
+    assert (many > 0).all() and (many < 1).all()
+    error = NUM_ERRORS / np.sqrt(2000)
+    np.testing.assert_allclose(many.mean(0), 0.5, rtol=0, atol=error * 12**-0.5)
+    np.testing.assert_allclose((many**2).mean(0), 1 / 3, rtol=0, atol=error * (1 / 5 - 1 / 9) ** 0.5)
+
+
+def test_few_even_draws_do_for_many_independent_ones():
+    """Four numbers of which a few events tell little: errors of 64 draws against quadrature, over many keys."""
+    slopes, count = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6))), jnp.array([1.0, 0, 2, 0, 0, 1])
+
+    def look(draws):
+        logs = jax.nn.log_softmax(draws @ slopes)
+        return logs, logs @ count - 0.5 * (draws**2).sum(1)
+
+    mode = jnp.zeros(4)
+    for _ in range(30):
+        p = jax.nn.softmax(mode @ slopes)
+        precision = jnp.eye(4) + 4 * ((slopes * p) @ slopes.T - jnp.outer(slopes @ p, slopes @ p))
+        mode += jnp.linalg.solve(precision, slopes @ (count - 4 * p) - mode)
+    mode, covariance = np.asarray(mode), np.linalg.inv(precision)
+    person = Person(mode, covariance, 0.0, True, 0, look, Peaks(mode[None], covariance[None], np.ones(1)))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(16)
+    points, weights = (np.stack(np.meshgrid(*[one] * 4), -1).reshape(-1, 4) for one in (nodes, weights))
+    logs, _ = look(points)
+    weights = weights.prod(1) * np.exp(logs @ count)
+    exact = weights @ np.exp(logs) / weights.sum()
+    found = np.array([person.next_probabilities(rng_key=random.key(seed)) for seed in range(40)])
+    rms = np.sqrt(((found - exact) ** 2).mean(0))
+    # of as many independent draws of the posterior itself
+    independent = np.sqrt((weights @ (np.exp(logs) - exact) ** 2) / weights.sum() / 64)
+    assert np.sqrt(np.mean((rms / independent) ** 2)) < 0.6, rms / independent
+    # weights that add up to one leave a bias of the order of a variance
+    np.testing.assert_array_less(abs(found.mean(0) - exact), NUM_ERRORS * rms / np.sqrt(40) + rms**2 / exact)
 
 
 def person_of(density):

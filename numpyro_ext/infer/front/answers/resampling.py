@@ -18,6 +18,8 @@ LARGEST_SHAPE = 0.7
 """Largest shape of the Pareto tail of importance weights that may be averaged (Vehtari et al. 2024, section 3.2.4)."""
 _PROPOSALS_PER_DRAW, _LEAST_PROPOSALS = 4, 1000
 _LEAST_TAIL = 5
+_LEAST_EXCESS = 1e-300
+"""Smaller ones have no inverse."""
 _LEAST_DISTINCT = 0.05
 
 
@@ -44,7 +46,7 @@ def pareto_smoothed(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
     cutoff = np.exp(log_weights[order[-size - 1]])
     tail = order[-size:]
     excess = np.exp(log_weights[tail]) - cutoff
-    if size < _LEAST_TAIL or excess[size // 4] <= 0.0:
+    if size < _LEAST_TAIL or excess[size // 4] <= _LEAST_EXCESS:
         # Too few to fit, or ties: weights without a tail, unless what is above the ties is all of them.
         return log_weights, 0.0 if excess[-1] <= 1e-8 else math.inf
     shape, scale = _fit_pareto(excess)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp, ndtri
+from scipy.special import logsumexp
 
 _SAME = 0.5
 """Greatest distance of two ends of searches for one mode, in its standard deviations."""
@@ -43,14 +43,6 @@ class Peaks(NamedTuple):
         logs = np.asarray(log_evidence[kept], float)
         total = float(logsumexp(logs))
         return cls(means[kept], np.stack([covariances[k] for k in kept]), np.exp(logs - total)), total
-
-
-def spread_points(number: int, size: int) -> np.ndarray:
-    """The mean of a standard normal prior, and other points that are spread as it is, shape ``(number, size)``."""
-    from scipy.stats.qmc import Halton  # which takes a second to import
-
-    others = ndtri(Halton(size, scramble=False).random(number)[1:])
-    return np.concatenate([np.zeros((1, size)), others])
 
 
 def inverse_curvature(precision: np.ndarray) -> np.ndarray:

@@ -17,9 +17,10 @@ from ..program import Program
 from ..scoring import logits_of, of_each, seen_in
 from ..setting import Setting
 from .bending import weighted_bending
-from .peaks import Peaks, spread_points
+from .peaks import Peaks
 from .person import Person
 from .search import Place, beside, chosen, repeated
+from .spread import spread_points
 
 _PROBES = 5
 _DRAWS_AT_ONCE = 16
