@@ -15,6 +15,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 from numpyro.primitives import mutable
 
+from ...compilation.quick_jit import quick_jit
 from .chunks import Events, chunk_of
 from .devices import OneDevice
 from .local_sites import InBatch, Recorder, by_rows, merged, parted
@@ -158,7 +159,7 @@ class Program(Scoring):
                 state = svi.init(key, users, *args, init_params=init_params, **setting.kwargs)
                 return svi.optim.get_params(state.optim_state)
 
-        return _Beginning(recorder, svi, begin, jax.jit(begin))
+        return _Beginning(recorder, svi, begin, quick_jit(begin))
 
     def _own_shapes(
         self, key: Array, users: Array, args: tuple[object, ...], setting: Setting
