@@ -542,6 +542,7 @@ def test_parameters_of_another_width_are_refused_and_chunks_may_be_of_one_event_
 def test_optimisers_and_options_that_cannot_work_are_refused(engine):
     with pytest.raises(ValueError, match="clip each value"):
         run(chain_engine(optim=optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))))
+    assert run(chain_engine(optim=optax.sgd(1e300)), num_epochs=1).losses[0] > 0  # too long, but of one row alone
     with pytest.raises(TypeError, match="optax optimiser"):
         ChunkedSVI(regression, optim=numpyro.optim.Adam(0.1), plate="rows", batch_size=2)
     with pytest.raises(TypeError, match="cannot be called within jax.jit"):
