@@ -23,7 +23,7 @@ from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences, EventSplit
 
 from ..harness import blocks, table, write_report
-from .setup import divided, network
+from .setup import divided, network, with_own_rate
 
 WIDTH, RANK = 32, 4
 LENGTHS = (0, 1, 3, 10, 30, 100)
@@ -38,7 +38,8 @@ def trained(split: EventSplit, key: int) -> tuple[ChunkedFit, ChunkedFit]:
     options: dict[str, Any] = {"num_epochs": 25, "patience": 2}
     pooled = network().run(random.key(key), split, personal="none", **NETWORK, **options)
     begun = {"init_params": pooled.params}
-    return pooled, network(guide_scale=0.1).run(random.key(key), split, **WITH_NUMBERS, **begun, **options)
+    engine = network(with_own_rate(0.003, 0.15), guide_scale=0.3)
+    return pooled, engine.run(random.key(key), split, **WITH_NUMBERS, **begun, num_epochs=4)
 
 
 def parted(split: EventSplit, key: int) -> tuple[EventSplit, list[np.ndarray]]:
@@ -135,7 +136,7 @@ def main() -> None:
         f"{NUM_NEXT} events of those who have as many, by the pooled network (GRU of width {WIDTH}), and by one with "
         f"{RANK} "
         "numbers of a person, which begins at it and is trained with AutoNormal: at the mode of her numbers "
-        "(`fold_in`), and averaged over 64 weighted draws of their posterior.",
+        "(`fold_in`), and averaged over 64 even draws of her posterior.",
         table(
             "events so far | events predicted | pooled | at the mode | posterior | posterior less pooled (s.e.) | "
             "posterior less mode (s.e.)",
