@@ -396,8 +396,10 @@ def test_fits_of_one_engine_do_not_disturb_each_other(engine):
 
 
 @pytest.mark.thorough
-def test_minibatches_are_those_of_svi_on_whole_tables():
-    """Poisson factorisation with an autoguide: the same batches and draws under NumPyro's SVI give the same tables."""
+@pytest.mark.parametrize("is_topics", [False, True])
+def test_minibatches_are_those_of_svi_on_whole_tables(is_topics):
+    """Poisson factorisation, or topics, with an autoguide: the same batches and draws under NumPyro's SVI give the same
+    tables."""
     rng = np.random.default_rng(3)
     counts = rng.poisson(np.exp(rng.normal(size=(20, 2)) @ rng.normal(size=(2, 6)) * 0.5))
 
@@ -405,7 +407,11 @@ def test_minibatches_are_those_of_svi_on_whole_tables():
         loadings = numpyro.sample("loadings", dist.Normal(0.0, 1.0).expand([2, 6]).to_event(2))
         with numpyro.plate("rows", num_rows, subsample_size=len(rows), dim=-1):
             factors = numpyro.sample("factors", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-            numpyro.sample("counts", dist.Poisson(jnp.exp(factors @ loadings)).to_event(1), obs=counts)
+            if is_topics:
+                words = jax.nn.softmax(factors) @ jax.nn.softmax(loadings)
+                numpyro.sample("counts", dist.Multinomial(counts.sum(1), words), obs=counts)
+            else:
+                numpyro.sample("counts", dist.Poisson(jnp.exp(factors @ loadings)).to_event(1), obs=counts)
 
     start = init_to_value(values={"loadings": jnp.linspace(-1.0, 1.0, 12).reshape(2, 6), "factors": jnp.ones((5, 2))})
     guides = [AutoNormal(model, init_loc_fn=start) for _ in range(2)]
