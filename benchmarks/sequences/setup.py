@@ -20,7 +20,7 @@ def divided(log: EventLog) -> EventSplit:
     return sequences.split(share=0.1, least=3, most=500)
 
 
-def with_own_rate(shared: float, own: float) -> Any:
+def with_own_rate(shared: float, own: float) -> optax.GradientTransformation:
     """RMSprop with bias corrected, of another rate and a shorter memory for a guide of people.
 
     A person has a step or two an epoch. At the rate of what all share her guide stays where it begins, and the shared
