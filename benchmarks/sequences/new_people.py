@@ -23,7 +23,7 @@ from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences, EventSplit
 
 from ..harness import blocks, table, write_report
-from .setup import divided, network, with_own_rate
+from .setup import divided, network
 
 WIDTH, RANK = 32, 4
 LENGTHS = (0, 1, 3, 10, 30, 100)
@@ -38,8 +38,7 @@ def trained(split: EventSplit, key: int) -> tuple[ChunkedFit, ChunkedFit]:
     options: dict[str, Any] = {"num_epochs": 25, "patience": 2}
     pooled = network().run(random.key(key), split, personal="none", **NETWORK, **options)
     begun = {"init_params": pooled.params}
-    engine = network(with_own_rate(0.003, 0.15), guide_scale=0.3)
-    return pooled, engine.run(random.key(key), split, **WITH_NUMBERS, **begun, num_epochs=4)
+    return pooled, network(guide_scale=0.1).run(random.key(key), split, **WITH_NUMBERS, **begun, **options)
 
 
 def parted(split: EventSplit, key: int) -> tuple[EventSplit, list[np.ndarray]]:

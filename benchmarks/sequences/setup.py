@@ -20,21 +20,6 @@ def divided(log: EventLog) -> EventSplit:
     return sequences.split(share=0.1, least=3, most=500)
 
 
-def with_own_rate(shared: float, own: float) -> optax.GradientTransformation:
-    """RMSprop with bias corrected, of another rate and a shorter memory for a guide of people.
-
-    A person has a step or two an epoch. At the rate of what all share her guide stays where it begins, and the shared
-    matrices learn of numbers that the prior hardly draws.
-    """
-    rules = {
-        "shared": optax.rmsprop(shared, decay=0.997, bias_correction=True),
-        "own": optax.rmsprop(own, decay=0.9, bias_correction=True),
-    }
-    return optax.multi_transform(
-        rules, lambda params: {name: "own" if "_auto_" in name else "shared" for name in params}
-    )
-
-
 def network(optim: Any = None, *, guide_scale: float | None = None, **options: Any) -> ChunkedSVI:
     """Engine of recurrent networks: RMSprop 0.0075 with bias corrected, 20 users and 64 events a step.
 
