@@ -21,7 +21,13 @@ from .gaussian_process import cox_process, gp_classification
 from .images import compressed_sensing, poisson_deblurring, wavelet_denoising, wavelet_inpainting
 from .item_response import bifactor_pattern, item_response, item_response_records
 from .item_response_extensions import items_between_groups, speed_and_accuracy, students_in_schools
-from .matrices import binary_factorization, heteroscedastic_ratings, paired_symbols
+from .matrices import (
+    binary_factorization,
+    gaussian_factorization,
+    heteroscedastic_ratings,
+    paired_symbols,
+    rating_types,
+)
 from .quantum_tomography import quantum_state, quantum_tomography
 from .random_effects import crossed_random_effects, random_intercepts
 from .regression import (
@@ -45,6 +51,7 @@ __all__ = [
     "crossed_random_effects",
     "discrete_choice",
     "factor_analysis",
+    "gaussian_factorization",
     "gp_classification",
     "heteroscedastic_ratings",
     "item_response",
@@ -70,6 +77,7 @@ __all__ = [
     "quantum_state",
     "quantum_tomography",
     "random_intercepts",
+    "rating_types",
     "receptive_field_counts",
     "robust_regression",
     "speed_and_accuracy",

@@ -1,4 +1,4 @@
-"""Models of matrices of products: two outcomes, pairs that occur, and ratings whose noise and cut points differ."""
+"""Models of matrices: products of vectors for real numbers, two outcomes, pairs and ratings, and types of people."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
-from numpyro_ext.distributions import CensoredPairs, OrderedProbit
+from numpyro_ext.distributions import CategoriesByType, CensoredPairs, OrderedProbit
 
 from .indices import checked_indices, checked_outcomes
 
-__all__ = ["binary_factorization", "heteroscedastic_ratings", "paired_symbols"]
+__all__ = [
+    "binary_factorization",
+    "gaussian_factorization",
+    "heteroscedastic_ratings",
+    "paired_symbols",
+    "rating_types",
+]
 
 _NOISE_SHAPE, _NOISE = 5.0, 10.0
 _CUT_VARIANCE = 0.1
@@ -67,6 +73,79 @@ def binary_factorization(
         col_bias = numpyro.sample("g", dist.Normal(0.0, 1.0))
     logits = jnp.sum(u[rows] * v[cols], axis=-1) + row_bias[rows] + col_bias[cols] + level
     numpyro.sample("x", dist.Bernoulli(logits=logits), obs=x)
+
+
+def gaussian_factorization(
+    rows: ArrayLike,
+    cols: ArrayLike,
+    values: ArrayLike | None = None,
+    *,
+    num_rows: int,
+    num_cols: int,
+    rank: int,
+    heteroscedastic: bool = False,
+) -> None:
+    r"""Factorisation of a matrix of real numbers with normal noise, given the cells that are listed.
+
+    .. math::
+        y_c \sim N\big(u_{r(c)}^\top v_{s(c)} + z,\; \sigma_c^2\big), \qquad
+        \sigma_c^2 = \text{noise}^2 \quad\text{or}\quad \gamma_{r(c)}\, \delta_{s(c)}
+
+    Sites: ``z`` (standard normal), ``row_scale`` (half-normal), ``u`` of shape ``(num_rows, rank)``, ``v`` of shape
+    ``(num_cols, rank)``, ``noise``, a standard deviation (half-normal); and ``values``. Only the product of the scales
+    of ``u`` and ``v`` is determined, so that of ``v`` is one. With ``heteroscedastic=True`` the variance of a cell is
+    that of its row times that of its column, ``row_noise`` and ``column_noise``, with priors InverseGamma(5, 5), in the
+    place of ``noise``. Priors suit values of mean zero and standard deviation one.
+
+    :class:`~numpyro_ext.infer.BilinearVG` has closed updates, a posterior of ``z`` and learns scales and noise, as
+    points: variances of rows and columns are at their modes. It learns those of 100 rows and 100 columns at most and
+    refuses more by name; then give their values (``hyper_values``), or take ordered levels of the values, for which
+    :class:`~numpyro_ext.infer.BilinearEP` integrates over noise (:func:`heteroscedastic_ratings`). ``BilinearEP`` takes
+    this model at given values of all but ``u`` and ``v``.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import numpy as np
+        >>> from jax import random
+        >>> from numpyro.infer import Predictive
+        >>> from numpyro_ext.models import gaussian_factorization
+        >>> rows, cols = np.divmod(np.arange(12), 4)
+        >>> predictive = Predictive(gaussian_factorization, num_samples=5)
+        >>> draws = predictive(random.key(0), rows, cols, num_rows=3, num_cols=4, rank=2)
+        >>> print(draws["u"].shape, draws["noise"].shape, draws["values"].shape)
+        (5, 3, 2) (5,) (5, 12)
+
+    **References**
+
+    1. Houlsby, N. (2014), *Efficient Bayesian Active Learning and Matrix Modelling*, section 7.4.1 (BMF and, with noise
+       of rows and columns, RBMF).
+
+    :param rows: row of each cell, integers from 0, shape ``(n,)``.
+    :param cols: column of each cell, integers from 0, shape ``(n,)``.
+    :param values: real numbers, shape ``(n,)``; ``None`` samples them.
+    :param int num_rows: number of rows, also of those without a cell.
+    :param int num_cols: number of columns.
+    :param int rank: number of components.
+    :param bool heteroscedastic: give rows and columns noise of their own.
+    :raises ValueError: if an index is out of range, or the shapes differ.
+    """
+    rows, cols = checked_indices(rows=(rows, num_rows), cols=(cols, num_cols))
+    level = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    row_scale = numpyro.sample("row_scale", dist.HalfNormal(1.0))
+    own_noise = dist.InverseGamma(5.0, 5.0)
+    with numpyro.plate("rows", num_rows):
+        u = numpyro.sample("u", dist.Normal(0.0, row_scale).expand([rank]).to_event(1))
+        row_noise = numpyro.sample("row_noise", own_noise) if heteroscedastic else None
+    with numpyro.plate("cols", num_cols):
+        v = numpyro.sample("v", dist.Normal(0.0, 1.0).expand([rank]).to_event(1))
+        column_noise = numpyro.sample("column_noise", own_noise) if heteroscedastic else None
+    if row_noise is not None and column_noise is not None:
+        noise = jnp.sqrt(row_noise[rows] * column_noise[cols])
+    else:
+        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    numpyro.sample("values", dist.Normal(jnp.sum(u[rows] * v[cols], axis=-1) + level, noise), obs=values)
 
 
 def paired_symbols(
@@ -219,3 +298,67 @@ def heteroscedastic_ratings(
         scale = _NOISE**0.5
         predictor, cuts = (tastes[user] * traits[item]).sum(-1) / scale, cuts / scale
     numpyro.sample("rating", OrderedProbit(predictor, cuts), obs=rating)
+
+
+def rating_types(
+    user: ArrayLike,
+    item: ArrayLike,
+    rating: ArrayLike | None = None,
+    *,
+    num_users: int,
+    num_items: int,
+    num_levels: int,
+    num_types: int,
+    concentration: float = 1.0,
+) -> None:
+    r"""Users of a few types, each with probabilities of its own for the levels of every item: a multinomial mixture.
+
+    .. math::
+        t_u \sim \text{Categorical}(\pi), \qquad r_{ui} \mid t_u \sim \text{Categorical}(\phi_{t_u, i})
+
+    Sites: ``types``, the shares :math:`\pi`, of shape ``(num_types,)``; ``chances``, :math:`\phi`, of shape
+    ``(num_types, num_items, num_levels)``, both with Dirichlet priors; and ``rating``. Types of users are summed out;
+    with ratings the deterministic site ``type_of_user``, of shape ``(num_users, num_types)``, has their probabilities,
+    and :math:`\sum_t p(t_u = t)\, \phi_{ti}` those of a rating that is not seen. Levels have no order here.
+
+    No site is Gaussian, so that NUTS, SVI and :class:`~numpyro_ext.infer.SMC` run this model, and all engines that read
+    a form refuse it. Types can be exchanged: chains and starts may end in any order of them.
+
+    **Example:**
+
+    .. doctest::
+
+        >>> import numpy as np
+        >>> from jax import random
+        >>> from numpyro.infer import Predictive
+        >>> from numpyro_ext.models import rating_types
+        >>> user, item = np.divmod(np.arange(12), 4)
+        >>> predictive = Predictive(rating_types, num_samples=5)
+        >>> draws = predictive(random.key(0), user, item, num_users=3, num_items=4, num_levels=5, num_types=2)
+        >>> print(draws["chances"].shape, draws["rating"].shape)
+        (5, 2, 4, 5) (5, 12)
+
+    **References**
+
+    1. Houlsby, N. (2014), *Efficient Bayesian Active Learning and Matrix Modelling*, section 7.4.1 (BMM).
+
+    :param user: user of each rating, integers from 0, shape ``(n,)``.
+    :param item: item of each rating, integers from 0, shape ``(n,)``.
+    :param rating: levels, integers from 0, shape ``(n,)``; ``None`` samples them.
+    :param int num_users: number of users, also of those without a rating.
+    :param int num_items: number of items.
+    :param int num_levels: number of levels.
+    :param int num_types: number of types.
+    :param float concentration: of the Dirichlet priors.
+    :raises ValueError: if an index or a level is out of range.
+    """
+    user, item = checked_indices(user=(user, num_users), item=(item, num_items))
+    rating = checked_outcomes("rating", rating, len(user), num_levels, is_ordered=True)
+    types = numpyro.sample("types", dist.Dirichlet(jnp.full(num_types, concentration, float)))
+    prior = dist.Dirichlet(jnp.full(num_levels, concentration, float))
+    with numpyro.plate("kinds", num_types, dim=-2), numpyro.plate("items", num_items, dim=-1):
+        chances = numpyro.sample("chances", prior)
+    density = CategoriesByType(types, chances, user, item, num_people=num_users)
+    if rating is not None:
+        numpyro.deterministic("type_of_user", density.type_probabilities(rating))
+    numpyro.sample("rating", density, obs=rating)

@@ -8,6 +8,7 @@ from .categories import (
     OrderedProbit,
     StickBreakingCategorical,
 )
+from .categories_by_type import CategoriesByType
 from .censored_pairs import CensoredPairs
 from .gaussian_markov_random_field import GaussianMarkovRandomField
 from .hidden_markov import HiddenMarkov
@@ -34,6 +35,7 @@ from .sparse_precisions import (
 __all__ = [
     "AdjacentCategory",
     "AnalysisPrior",
+    "CategoriesByType",
     "CensoredPairs",
     "ContinuationRatio",
     "GaussianMarkovRandomField",

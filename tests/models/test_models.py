@@ -130,6 +130,30 @@ CASES = {
         CLASSES,
         {"z": (), "u": (4, 2), "b": (4,), "v": (3, 2), "g": (3,)},
     ),
+    **{
+        f"real matrix, {'own' if own else 'one'} noise": (
+            lambda rows, cols, values=None, own=own: models.gaussian_factorization(
+                rows, cols, values, num_rows=4, num_cols=3, rank=2, heteroscedastic=own
+            ),
+            (GROUP, COLUMN),
+            "values",
+            REALS,
+            {
+                **{"z": (), "row_scale": (), "u": (4, 2), "v": (3, 2)},
+                **({"row_noise": (4,), "column_noise": (3,)} if own else {"noise": ()}),
+            },
+        )
+        for own in (False, True)
+    },
+    "types of people": (
+        lambda user, item, rating=None: models.rating_types(
+            user, item, rating, num_users=4, num_items=3, num_levels=3, num_types=2
+        ),
+        (GROUP, COLUMN),
+        "rating",
+        CLASSES,
+        {"types": (2,), "chances": (2, 3, 3)},
+    ),
     "ratings": (
         lambda user, item, rating=None: models.heteroscedastic_ratings(
             user, item, rating, num_users=4, num_items=3, rank=2, num_levels=3
