@@ -1,9 +1,14 @@
 """Batches on several devices and of several processes: the same numbers as those of joined batches on one device."""
 
 import json
+import os
 import re
+import runpy
+import shlex
 import signal
+import subprocess
 import sys
+import types
 import warnings
 from functools import partial
 
@@ -17,7 +22,7 @@ from numpyro_ext.infer.bilinear.batches.devices import BatchDevices
 from numpyro_ext.infer.bilinear.batches.processes import Processes
 from numpyro_ext.infer.front.files.archive import read_archive
 from tests.infer.bilinear_batch_devices import KILLED_IN, fits, fits_of_common, fits_of_pairs, fits_over_columns
-from tests.processes import ROOT, module_command, run_in_two_processes, run_on_devices
+from tests.processes import ROOT, environment, module_command, run_in_two_processes, run_on_devices
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 MODULE = "tests.infer.bilinear_batch_devices"
@@ -150,33 +155,117 @@ def test_checkpoints_without_a_common_epoch(two_processes):
             checkpoints.choose(epochs)
 
 
-def python_blocks(page):
-    """The examples of a page of the documentation."""
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.MULTILINE | re.DOTALL)
+def blocks(page, language):
+    """The examples of a page of the documentation in some language."""
+    text = (ROOT / "docs" / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+FIT, LAUNCH, ARROW = blocks("scaling.md", "python")
+(SLURM,), (KUBERNETES,) = blocks("scaling.md", "bash"), blocks("scaling.md", "yaml")
+
+
+class StandInForRay:
+    """A trainer of one process, which Ray has joined to no others."""
+
+    def __init__(self, train, *, scaling_config, run_config):
+        assert scaling_config["num_workers"] == 2 and run_config["failure_config"]["max_failures"] > 0
+        self.fit = train
 
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory):
-    """The names of the example, run in this process alone."""
-    script, _ = python_blocks("scaling.md")
+    """The names of the example, run in this process alone, as the launcher for Ray does."""
+    folder, found = tmp_path_factory.mktemp("alone"), {}
+    (folder / "fit.py").write_text(FIT)
+    train = {name: dict for name in ("FailureConfig", "RunConfig", "ScalingConfig")}
+    modules = {"ray": {}, "ray.train": train, "ray.train.v2": {}, "ray.train.v2.jax": {"JaxTrainer": StandInForRay}}
+    run_path, change = runpy.run_path, os.chdir
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax.distributed, "initialize", lambda *arguments: None)
-        patch.setattr(sys, "argv", ["fit.py", "", "1", "0"])
-        patch.chdir(tmp_path_factory.mktemp("alone"))
-        names = {}
-        exec(compile(script, "fit.py", "exec"), names)
-    return names
+        for name, content in modules.items():
+            patch.setitem(sys.modules, name, types.ModuleType(name))
+            vars(sys.modules[name]).update(content)
+        patch.setattr(jax.distributed, "is_initialized", lambda: True)
+        patch.chdir(folder)
+        patch.setattr(os, "chdir", lambda path: change(folder if path == "/shared" else path))
+        patch.setattr(runpy, "run_path", lambda path: found.update(run_path(path)))
+        exec(compile(LAUNCH, "launch.py", "exec"), {})
+    return found
+
+
+def compare_evidence(printed, example):
+    # other batches, to the same optimum
+    assert example["fitted"].diagnostics.converged
+    evidence = float(printed.rpartition(":")[2])
+    np.testing.assert_allclose(evidence, float(example["fitted"].log_evidence), rtol=1e-4)
 
 
 @pytest.mark.slow
-def test_example_of_the_documentation_in_two_processes(example, tmp_path):
-    script = tmp_path / "fit.py"
-    script.write_text(python_blocks("scaling.md")[0])
-    said = run_in_two_processes(lambda port, number: [script, f"localhost:{port}", 2, number], cwd=tmp_path)
-    evidence = float(said[0].rpartition(":")[2])
-    # other batches, to the same optimum
-    assert example["fitted"].diagnostics.converged
-    np.testing.assert_allclose(evidence, float(example["fitted"].log_evidence), rtol=1e-4)
+def test_the_job_for_kubernetes_in_two_processes(example, tmp_path):
+    """Its command is run as it is, but for the address of the first pod."""
+    yaml = pytest.importorskip("yaml", reason="comes with the tools for notebooks")
+    service, job = yaml.safe_load_all(KUBERNETES)
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    shell, option, command = pod["containers"][0]["command"]
+    names = service["metadata"]["name"], service["spec"]["selector"]["job-name"], pod["subdomain"]
+    assert set(names) == {job["metadata"]["name"]} == {"fit"}
+    assert spec["completions"] == spec["parallelism"] == int(command.split()[-2])
+    assert {v["name"] for v in pod["volumes"]} == {v["name"] for v in pod["containers"][0]["volumeMounts"]}
+    (tmp_path / "fit.py").write_text(FIT)
+
+    def start(port, number):
+        own = command.replace("fit-0.fit:5678", f"localhost:{port}").replace("python", shlex.quote(sys.executable))
+        call = f"JOB_COMPLETION_INDEX={number} exec {shell} {option} {shlex.quote(own)}"
+        return ["-c", f"import os; os.execvp('sh', ['sh', '-c', {call!r}])"]
+
+    compare_evidence(run_in_two_processes(start, cwd=tmp_path)[0], example)
+
+
+# Two tasks of a step, as SLURM starts them, and an end that says whether both ended well.
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for number in 0 1; do
+    SLURM_STEP_NODELIST=localhost SLURM_NTASKS=2 SLURM_PROCID=$number SLURM_LOCALID=$number "$@" &
+    tasks+=($!)
+done
+for task in "${tasks[@]}"; do wait "$task" || ended=1; done
+exit ${ended:-0}
+"""
+
+
+def submit(folder, environment, **programs):
+    """Run the batch file with these programs first in the path; the port is that of the number of the job."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", SLURM],
+        cwd=folder,
+        env={**environment, "PATH": path, "SLURM_JOB_ID": str(os.getpid())},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+
+
+@pytest.mark.slow
+def test_the_batch_file_for_slurm_with_two_tasks(example, tmp_path):
+    (tmp_path / "fit.py").write_text(FIT)
+    python = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
+    found = submit(tmp_path, environment(2), srun=SRUN, python=python, scontrol="#!/bin/sh\nexit 1\n")
+    assert found.returncode == 0, found.stderr
+    compare_evidence(found.stdout, example)
+
+
+@pytest.mark.parametrize(("restarts", "said"), [("0", "requeue"), ("5", "")])
+def test_the_batch_file_for_slurm_starts_again_a_few_times(tmp_path, restarts, said):
+    programs = {"srun": "#!/bin/sh\nexit 1\n", "scontrol": '#!/bin/sh\necho "$1"\n'}
+    found = submit(tmp_path, os.environ | {"SLURM_RESTART_COUNT": restarts}, **programs)
+    assert found.returncode == 1 and found.stdout.strip() == said
 
 
 @pytest.mark.slow
@@ -189,7 +278,7 @@ def test_batches_from_files_of_arrow(example, tmp_path, monkeypatch):
     (tmp_path / "cells").mkdir()
     for number, part in enumerate((table[:777], table[777:])):
         parquet.write_table(part, tmp_path / "cells" / f"{number}.parquet", row_group_size=100)
-    exec(python_blocks("scaling.md")[1], example)
+    exec(ARROW, example)
     monkeypatch.chdir(tmp_path)
     users = np.array_split(example["own"], 2)
     for group in users:
