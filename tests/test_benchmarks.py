@@ -10,6 +10,7 @@ import pytest
 import benchmarks
 from benchmarks.harness import Row, Study, at_least, at_most, blocks, mean_and_error, pages, table
 from benchmarks.harness.results_table import ResultsTable
+from benchmarks.matrices import pairs
 
 FOLDER = Path(benchmarks.__file__).parent
 SCRIPTS = sorted(path.relative_to(FOLDER.parent).with_suffix("") for path in FOLDER.rglob("*.py"))
@@ -115,3 +116,27 @@ def test_figures_follow_from_the_times():
     results.record("memory", (2.0, None), peer="", figure="GiB", value=3.0)
     assert [found.value for found in results._rows] == [0.25, 4.0, 2.0, 3.0]
     assert results._rows[0].seconds == 2.0 and results._rows[0].peer_seconds == 8.0 and results._rows[3].seconds == 2.0
+
+
+@pytest.mark.parametrize(
+    ("rank", "users", "items", "of_pairs", "of_users"),
+    [(20, 1.6e9, 101e6, 2.2e12, 4.0e10), (50, 4.0e9, 551e6, 1.16e13, 4.9e11)],
+)
+def test_the_plan_counts_what_its_source_counts(rank, users, items, of_pairs, of_users):
+    """Bytes and operations of 10^9 pairs, of two ranks, to the digits that are printed."""
+    plan = pairs.PLAN._replace(rank=rank)
+    found = plan.user_bytes, plan.item_sum_bytes, plan.pair_operations, plan.solve_operations
+    for one, expected in zip(found, (users, items, of_pairs, of_users), strict=True):
+        assert one == pytest.approx(expected, rel=0.03)
+
+
+def test_costs_of_a_pair_and_of_a_vector_are_told_apart():
+    names = "1e6, few users", "1e6"
+    seconds = [1e-6 * n + 5e-6 * (users + items) for n, users, items in (pairs._SIZES[name] for name in names)]
+    assert pairs.linear_costs(*seconds) == pytest.approx((1e-6, 5e-6))
+
+
+def test_pairs_are_different_and_sorted():
+    users, items = pairs.make_pairs(2_000, 300, 50)
+    key = users * 50 + items
+    assert key.size == 2_000 and (key[1:] > key[:-1]).all() and users.max() < 300
