@@ -23,7 +23,7 @@ from numpyro_ext.infer.bilinear.algorithms.schedules.devices import Division, Se
 from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure.bilinear.form import Background, Bilinear, GaussianSide, Selection, order_cells
 
-from ..harness import COLD, Study, blocks, compile_function, in_turns, table, verdict
+from ..harness import COLD, Study, blocks, compile_function, in_turns, table
 from .bilinear_once import collective_bytes
 
 _RANK, _ROUNDS = 20, 5
@@ -131,13 +131,19 @@ def sweeps(name: str, draw: int) -> dict[str, Any]:
 
 
 def scipy_sweep(draw: int) -> dict[str, float]:
-    """CPU seconds of updates of both sides written with SciPy, in double precision; the products of packed second
-    moments with sparse weights are one part of them.
+    """Least CPU seconds of three updates of both sides written with SciPy, in double precision, and of the products of
+    packed second moments with sparse weights in them.
 
     Shares of the censored pairs and the tangent of all others are held, and there is no bound.
     """
     num_pairs, *sizes = _SIZES["1e6"]
     index = make_pairs(num_pairs, *sizes)
+    found = [_scipy_sweep(index, sizes) for _ in range(3)]
+    return {name: min(one[name] for one in found) for name in ("whole", "products")}
+
+
+def _scipy_sweep(index: tuple[np.ndarray, np.ndarray], sizes: list[int]) -> dict[str, float]:
+    num_pairs = index[0].size
     rng, size = np.random.default_rng(1), _RANK + 1
     means = [0.1 * rng.standard_normal((n, size)) for n in sizes]
     variances = [np.full((n, size), 0.5) for n in sizes]
@@ -278,10 +284,10 @@ def main() -> None:
         whole, products = (found["scipy"][0][what] / _SIZES["1e6"][0] for what in ("whole", "products"))
         ours = found["1e6"][0]["float32"]["seconds"] / _SIZES["1e6"][0]
         lines.append(
-            f"Updates of both sides by SciPy in float64, without shares, tangent and bound, on the same 10^6 pairs: "
-            f"{1e6 * whole:.2f} µs a pair, {1e6 * products:.2f} of it the products of sparse weights with packed "
-            f"second moments. A whole sweep of ours in float32 takes {ours / whole:.2f} times as long (target: 1.0, "
-            f"{verdict(ours <= whole)})."
+            "Updates of both sides by SciPy in float64, plainly written, without shares, tangent and bound, on the "
+            f"same 10^6 pairs: {1e6 * whole:.2f} µs a pair, {1e6 * products:.2f} of it products of sparse weights "
+            f"with packed second moments. A whole sweep of ours in float32 takes {ours / whole:.2f} times as long as "
+            f"these updates, and {ours / products:.2f} times as long as the products alone (target: 1.0)."
         )
     lines += [
         "Pairs of the busiest shard, in those of an average one: users dealt by their number of pairs, to and fro, and "
