@@ -116,6 +116,23 @@ def ratings(study):
     return {"HOMF": [one | {"iterations": 40, "converged": True} for one in fits], "BMM": fits}
 
 
+def pairs(study):
+    """Sweeps of a microsecond a pair and two a vector, of the sizes that the plan is made from."""
+
+    def one(name):
+        number, *vectors = study._SIZES[name]
+        seconds = 1e-6 * number + 2e-6 * sum(vectors)
+        return [{"float32": {"seconds": seconds, "held": 50 * number, "peak": 100 * number, "compile": 9.0}}]
+
+    loads = {f"{mean} {number}": [1.0, 1.1] for mean in (10, 100) for number in (4, 16, 64, 256)}
+    return {
+        **{name: one(name) for name in ("1e6", "1e6, few users")},
+        "scipy": [{"whole": 2.0, "products": 1.0}],
+        "exchange": [{"bytes": 2_000_000, "devices": 4, "items": 1_000}],
+        "loads": [loads],
+    }
+
+
 STUDIES = {
     "preferences.elicitation": (elicitation, "| synthetic | alone | 2 | 0.500 ± 0.0000 | 0.400 ± 0.0000 |"),
     "preferences.models": (models, "Maximum at log lengths in {0, 0.5}"),
@@ -137,6 +154,7 @@ STUDIES = {
     "sequences.chain_groups": (chain_groups, "| 1.000 | 3.000 | 2.000 | 1.500 | -1.500 |"),
     "items.many_people": (many_people, "| people | at most 2 min | 51 s |"),
     "matrices.ratings": (ratings, "| BMM | 2 | -1.2000 ± 0.0000 | +0.0000 ± 0.0000 | -1.493 |"),
+    "matrices.pairs": (pairs, "| core-seconds a sweep | 1020 |"),
     "items.quadrature": (quadrature, "| -2466.5534 | +1.0e-01 | yes |"),
 }
 
