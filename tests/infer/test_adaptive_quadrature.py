@@ -122,6 +122,20 @@ def latent_regression(answers=None, grades=None, mask=True):
     numpyro.sample("grades", dist.OrderedLogistic(trait[:, None] * jnp.array([1.0, 0.5]), cutpoints), obs=grades)
 
 
+def weighted_regression(answers=None, grades=None, mask=True):
+    """The same with weights that differ between people and, of grades, between columns."""
+    weights = np.linspace(0.5, 2.0, 2 * _NUM_PEOPLE).reshape(-1, 2)
+    by_site = {"answers": weights[::-1, :1], "grades": weights}
+
+    class Weighted(numpyro.primitives.Messenger):
+        def process_message(self, msg):
+            if msg["name"] in by_site:
+                msg["scale"] = by_site[msg["name"]]
+
+    with Weighted():
+        latent_regression(answers, grades, mask)
+
+
 def two_traits(answers=None, grades=None, mask=True):
     """Two families of factors and gaps; some answers depend on one of two traits alone."""
     a = numpyro.param("slopes", jnp.array([[0.7, 0.0], [1.3, -0.4], [0.6, 1.1]]))
@@ -146,7 +160,7 @@ def correlated_traits(answers=None, grades=None, mask=True):
     numpyro.sample("grades", dist.OrderedLogistic(traits @ jnp.array([[0.0, 1.0], [0.5, 0.5]]), cutpoints), obs=grades)
 
 
-@pytest.fixture(scope="module", params=[latent_regression, two_traits, correlated_traits])
+@pytest.fixture(scope="module", params=[latent_regression, weighted_regression, two_traits, correlated_traits])
 def regression(request):
     generator = np.random.default_rng(1)
     grades, mask = generator.integers(0, 3, (_NUM_PEOPLE, 2)), generator.random((_NUM_PEOPLE, 3)) < 0.8

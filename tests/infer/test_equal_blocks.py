@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +25,11 @@ _NUM_PEOPLE = 60
 _GROUP = np.arange(_NUM_PEOPLE) % 3
 
 
-def two_kinds_of_items(answers=None, grades=None, mask=True):
-    """Two families, gaps, and a location and a spread of the trait that differ between three groups."""
+_WEIGHTS = np.where(np.arange(_NUM_PEOPLE) % 2, 1.5, 0.5)
+
+
+def two_kinds_of_items(answers=None, grades=None, mask=True, weights=1.0):
+    """Two families, gaps, weights of grades, and a location and a spread of the trait that differ between groups."""
     a = numpyro.param("slope", jnp.array([0.7, 1.3]), constraint=dist.constraints.positive)
     d = numpyro.param("intercept", jnp.array([0.2, -0.4]))
     cutpoints = numpyro.param("cutpoints", jnp.array([-1.0, 0.3]))
@@ -34,7 +39,11 @@ def two_kinds_of_items(answers=None, grades=None, mask=True):
         trait = numpyro.sample("trait", dist.Normal(location[_GROUP], spread[_GROUP]))
     with numpyro.handlers.mask(mask=mask):
         numpyro.sample("answers", dist.Bernoulli(logits=a * trait[:, None] + d), obs=answers)
-    numpyro.sample("grades", dist.OrderedLogistic(trait, cutpoints), obs=grades)
+    with nullcontext() if np.ndim(weights) == 0 else numpyro.handlers.scale(scale=weights):
+        numpyro.sample("grades", dist.OrderedLogistic(trait, cutpoints), obs=grades)
+
+
+weighted_items = partial(two_kinds_of_items, weights=_WEIGHTS)
 
 
 def two_traits(answers=None, grades=None, mask=True):
@@ -56,16 +65,21 @@ def _data(seed=0):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("model", "chunk"), [(two_kinds_of_items, None), (two_kinds_of_items, 7), (two_traits, None)])
+@pytest.mark.parametrize(
+    ("model", "chunk"),
+    [(two_kinds_of_items, None), (two_kinds_of_items, 7), (weighted_items, 7), (two_traits, None)],
+)
 def test_all_sums_are_those_over_all_blocks(model, chunk):
     engine = with_fit_costs(AdaptiveQuadrature, most_kinds=2.0)(model)
     plain = engine._read(jax.random.key(0), _data(), {})
     reading = engine._with_kinds(plain)
     with_kinds, without = engine.algorithm(reading), engine.algorithm(plain)
     assert isinstance(with_kinds, SharedColumns) and without == dataclasses.replace(with_kinds, num_kinds=None)
-    # one for each combination of group, answers, gaps and grade, counted by NumPy
+    # one for each combination of group, answers, gaps, grade and weight, counted by NumPy
     answers, grades, mask = _data()
-    own = np.column_stack([np.where(mask, answers, -1), grades, _GROUP * (model is two_kinds_of_items)])
+    own = np.column_stack(
+        [np.where(mask, answers, -1), grades, _GROUP * (model is not two_traits), _WEIGHTS * (model is weighted_items)]
+    )
     assert int(np.sum(reading.kinds.number > 0)) == len(np.unique(own, axis=0)) < _NUM_PEOPLE
     if chunk is not None:
         with_kinds = dataclasses.replace(with_kinds, largest_chunk=chunk * with_kinds.num_nodes)

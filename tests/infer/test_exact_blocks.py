@@ -19,9 +19,10 @@ from numpyro_ext.infer import AdaptiveQuadrature, IndependenceMetropolis, Poster
 from numpyro_ext.infer.exact.reparam import LATENT
 from numpyro_ext.infer.exact.rotations import Rotations
 from numpyro_ext.infer.exact.sampling import ExactSamples
+from numpyro_ext.infer.gaussian.algorithms.nodes.shared_columns import SharedColumns
 
 
-def items(answers):
+def items(answers, weights=1.0):
     """Slopes and intercepts with priors, and a quantity computed of them."""
     with numpyro.plate("items", answers.shape[1]):
         slope = numpyro.sample("slope", dist.LogNormal(0.0, 0.5))
@@ -29,7 +30,8 @@ def items(answers):
         numpyro.deterministic("difficulty", -intercept / slope)
     with numpyro.plate("people", answers.shape[0]):
         trait = numpyro.sample("trait", dist.Normal(0.0, 1.0))
-    numpyro.sample("answers", dist.Bernoulli(logits=slope * trait[:, None] + intercept), obs=answers)
+    with numpyro.handlers.scale(scale=weights):
+        numpyro.sample("answers", dist.Bernoulli(logits=slope * trait[:, None] + intercept), obs=answers)
 
 
 def simulated(num_people, num_items):
@@ -42,10 +44,10 @@ ANSWERS = simulated(40, 3)
 GRID = np.linspace(-9.0, 9.0, 181)
 
 
-def log_posterior(slope, intercept, answers=ANSWERS):
+def log_posterior(slope, intercept, answers=ANSWERS, weights=1.0):
     """Log density of items and answers, traits summed out on a grid of one's own."""
     eta = np.multiply.outer(GRID, np.asarray(slope)) + np.asarray(intercept)
-    terms = answers @ np.log(expit(eta)).T + (1 - answers) @ np.log(expit(-eta)).T
+    terms = (weights * answers) @ np.log(expit(eta)).T + (weights * (1 - answers)) @ np.log(expit(-eta)).T
     people = logsumexp(terms + stats.norm.logpdf(GRID), axis=1) + np.log(GRID[1] - GRID[0])
     return people.sum() + stats.lognorm.logpdf(slope, 0.5).sum() + stats.norm.logpdf(intercept, 0.0, 3.0).sum()
 
@@ -62,15 +64,25 @@ def at_optimum():
         return fitted(integrate="none")
 
 
-def test_marginal_density_and_its_gradient():
-    marginal = marginalize(items, AdaptiveQuadrature)
+WEIGHTS = np.linspace(0.5, 2.0, 40)[:, None]
+"""A weight of the answers of each person."""
+
+
+@pytest.mark.parametrize("weights", [1.0, 0.5, WEIGHTS, WEIGHTS * np.array([1.0, 2.0, 0.3])])
+def test_marginal_density_and_its_gradient(weights):
+    """With weights too there is one table for all people."""
+    marginal, arguments = marginalize(items, AdaptiveQuadrature), (jnp.asarray(ANSWERS), weights)
     generator = np.random.default_rng(1)
     place = {"slope": np.exp(0.3 * generator.normal(size=3)), "intercept": generator.normal(size=3)}
-    value, gradient = jax.value_and_grad(lambda p: log_density(marginal, (jnp.asarray(ANSWERS),), {}, p)[0])(place)
-    np.testing.assert_allclose(value, log_posterior(**place), rtol=1e-10)
+    value, gradient = jax.value_and_grad(lambda p: log_density(marginal, arguments, {}, p)[0])(place)
+    assert isinstance(marginal._last.algorithm, SharedColumns)
+    np.testing.assert_allclose(value, log_posterior(**place, weights=weights), rtol=1e-10)
     for name in place:
         step = {n: 1e-5 * np.eye(3) if n == name else np.zeros((3, 3)) for n in place}
-        up, down = ([log_posterior(**{n: place[n] + s * step[n][i] for n in place}) for i in range(3)] for s in (1, -1))
+        up, down = (
+            [log_posterior(**{n: place[n] + s * step[n][i] for n in place}, weights=weights) for i in range(3)]
+            for s in (1, -1)
+        )
         np.testing.assert_allclose(gradient[name], (np.array(up) - down) / 2e-5, rtol=1e-6, atol=1e-6)
 
 

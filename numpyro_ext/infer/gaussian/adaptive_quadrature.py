@@ -25,7 +25,7 @@ from ..front.running.progress import warn
 from ..front.state import EngineState
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
-from .algorithms.nodes.arrange_columns import rows_by_column
+from .algorithms.nodes.column_factors import rows_by_column
 from .algorithms.nodes.find_shared_columns import find_kinds, find_shared_columns, kinds_hold
 from .algorithms.nodes.quadrature import Quadrature
 from .algorithms.nodes.quadrature_error import WORTH_A_WORD, quadrature_error
@@ -139,7 +139,7 @@ class AdaptiveQuadrature(Engine):
         if not (is_split and reading.holds_no_values) or self._integrates(self._space(reading)):
             return None
         found = self._shared_columns(reading, _probes(reading))
-        if found is None or found.is_ragged:
+        if found is None or found.is_ragged or found.has_weights:
             return None
         found = replace(found, has_gaps=found.has_gaps or parts.has_gaps)
         return Members(parts, reading, found, self._start_values)

@@ -181,7 +181,7 @@ def missing_derivatives(
                 own_jacobian = jnp.einsum("br,rid->bid", weights[places], own_jacobian)
         masses = jax.nn.softmax(joint_log_density(tables, own, nodes), axis=1) * number[:, None]
         first = None if own_jacobian is None else _prior_slopes(nodes - own.shift[:, None], own.variance[:, None])
-        return _Blocks(masses, number, own.labels, own.observed, first, own_jacobian)
+        return _Blocks(masses, number, own.labels, own.counted, first, own_jacobian)
 
     leaning = _leaning(tables, blocks, nodes, num_nodes)
     return _missing(with_masses, leaning, counts, slopes.tables, slopes.by_all, _powers(nodes), is_rough)
@@ -197,7 +197,7 @@ def _leaning(tables: tuple[Array, ...], blocks: Blocks, nodes: Array, num_nodes:
     away = nodes[above] - nodes[below]
     prior = blocks.shift * away / blocks.variance if nodes.ndim == 1 else jnp.zeros(blocks.shift.shape[:1], away.dtype)
     tables = tuple(table[..., above] - table[..., below] for table in tables)
-    given = _of_outcomes([table[:, None, :, None] for table in tables], blocks.labels, blocks.observed, len(prior))
+    given = _of_outcomes([table[:, None, :, None] for table in tables], blocks.labels, blocks.counted, len(prior))
     return prior + jnp.sum(given, axis=1)
 
 
@@ -218,7 +218,7 @@ class _Blocks(NamedTuple):
     number: Array
     """This number, shape ``(B,)``."""
     labels: tuple[Array, ...]
-    observed: tuple[Array, ...] | None
+    counted: tuple[Array, ...] | None
     prior: Array | None
     """Derivatives of the log density of the prior at the nodes, by location and variance, shape ``(B, Q, 2)``."""
     prior_jacobian: Array | None
@@ -281,7 +281,7 @@ def _products(tables: list[Array], by_all: list[Array], powers: Array, blocks: _
     weights, (width, dimension) = blocks.weights, by_all[0].shape
 
     def of_outcomes(values: list[Array]) -> Array:
-        return _of_outcomes(values, blocks.labels, blocks.observed, len(weights))
+        return _of_outcomes(values, blocks.labels, blocks.counted, len(weights))
 
     def step(q: Array, products: Array) -> Array:
         score = of_outcomes([table[:, q, None] for table in tables])
@@ -315,13 +315,13 @@ def _products(tables: list[Array], by_all: list[Array], powers: Array, blocks: _
 
 
 def _of_outcomes(
-    tables: list[Array], labels: tuple[Array, ...], observed: tuple[Array, ...] | None, number: int
+    tables: list[Array], labels: tuple[Array, ...], counted: tuple[Array, ...] | None, number: int
 ) -> Array:
     """Entries of tables at the outcomes of each block, zero at gaps, of all families side by side, shape ``(B, Gm)``.
 
     :param tables: of each family, shape ``(K, B, G, m)`` or ``(K, 1, G, m)``.
     :param labels: outcomes of each family, shape ``(B, G)`` each.
-    :param observed: masks of these, if there are gaps.
+    :param counted: masks of these, if there are gaps, or their weights.
     :param int number: of blocks.
     """
     found = []
@@ -329,8 +329,9 @@ def _of_outcomes(
         taken = jnp.broadcast_to(table[0], (number, *table.shape[2:]))
         for outcome in range(1, table.shape[0]):
             taken = jnp.where((labels[k] == outcome)[:, :, None], table[outcome], taken)
-        if observed is not None:
-            taken = jnp.where(observed[k][:, :, None], taken, 0.0)
+        if counted is not None:
+            own = counted[k][:, :, None]
+            taken = jnp.where(own != 0, taken if own.dtype == bool else own * taken, 0.0)
         found.append(taken.reshape(number, -1))
     return jnp.concatenate(found, axis=1)
 

@@ -13,7 +13,8 @@ from jax import Array, lax
 from .....linalg.gaussian.prior import CovariancePrior
 from .....structure import LatentGaussianReading
 from .....structure.latent_gaussian import LatentGaussian, MoreBlocks
-from .shared_columns import SharedColumns, has_rows, parameters_of, slopes_of, starts_of_families, variance_of
+from .column_factors import has_rows, parameters_of, slopes_of, starts_of_families
+from .shared_columns import SharedColumns, variance_of
 
 _ENOUGH = 1e-9
 """Change of the log evidence of a block, with half the nodes, at which a finer rule has nothing to tell."""
@@ -63,7 +64,7 @@ def _columns(algorithm: SharedColumns, form: LatentGaussian) -> PartColumns:
     has_gaps = ~jnp.all(jnp.stack([jnp.all(mask) for mask in observed]))
     blocks = algorithm.blocks(form)
     labels = tuple(label.astype(jnp.int8) for label in blocks.labels)
-    return PartColumns(common, spread, has_gaps, form.log_constant, MoreBlocks(labels, blocks.observed))
+    return PartColumns(common, spread, has_gaps, form.log_constant, MoreBlocks(labels, blocks.counted))
 
 
 def _locations(slopes: Array, offsets: Array) -> Array:

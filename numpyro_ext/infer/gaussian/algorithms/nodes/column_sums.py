@@ -32,8 +32,8 @@ class Blocks(NamedTuple):
 
     labels: tuple[Array, ...]
     """Outcomes of each family, shape ``(B, G)`` each."""
-    observed: tuple[Array, ...] | None
-    """Masks of these, if there are gaps."""
+    counted: tuple[Array, ...] | None
+    """Masks of these, if there are gaps, or the weights of their factors, zero at gaps."""
     shift: Array
     """Location of the unknown of each block on the scale of the nodes, shape ``(B,)``; zeros ``(B, D)`` of several."""
     variance: Array
@@ -48,7 +48,7 @@ class Expected(NamedTuple):
     outcomes: tuple[Array, ...]
     """Expected number of blocks at each node with each outcome but the first, of each family, ``((K - 1) G, Q)``."""
     answers: tuple[Array, ...]
-    """The same with any outcome, ``(G, Q)`` each; ``(1, Q)`` where all are observed."""
+    """The same with any outcome, ``(G, Q)`` each; ``(1, Q)`` where each is counted once."""
     first: Array
     """Mean of the first unknown of each block less its location, shape ``(B,)``, not times their number."""
     second: Array
@@ -62,10 +62,10 @@ def joint_log_density(tables: tuple[Array, ...], blocks: Blocks, nodes: Array) -
     """
     total = _log_prior(blocks, nodes)
     for k, table in enumerate(tables):
-        if blocks.observed is None:
+        if blocks.counted is None:
             total += jnp.sum(table[0], axis=0)
         else:
-            total += blocks.observed[k].astype(table.dtype) @ table[0]
+            total += blocks.counted[k].astype(table.dtype) @ table[0]
         total += _indicators(blocks, k, table) @ _differences(table)
     return total
 
@@ -114,10 +114,10 @@ def expected(
         outcomes, answers = [], []
         for k, table in enumerate(tables):
             outcomes.append((_indicators(some, k, table) * share[:, None]).T @ masses)
-            if some.observed is None:
+            if some.counted is None:
                 answers.append(share[None] @ masses)
             else:
-                answers.append((some.observed[k] * share[:, None]).T @ masses)
+                answers.append((some.counted[k] * share[:, None]).T @ masses)
         of_each = top + jnp.log(total) + log_step, first, second
         return of_each, (tuple(outcomes), tuple(answers))
 
@@ -146,11 +146,12 @@ def _log_prior(blocks: Blocks, nodes: Array) -> Array:
 
 
 def _indicators(blocks: Blocks, k: int, table: Array) -> Array:
-    """Outcomes but the first as zeros and ones, shape ``(B, (K - 1) G)``."""
-    is_outcome = blocks.labels[k][:, None, :] == jnp.arange(1, table.shape[0])[:, None]
-    if blocks.observed is not None:
-        is_outcome &= blocks.observed[k][:, None, :]
-    return is_outcome.reshape(len(is_outcome), -1).astype(table.dtype)
+    """Outcomes but the first as zeros and ones, or times their weights, shape ``(B, (K - 1) G)``."""
+    found = blocks.labels[k][:, None, :] == jnp.arange(1, table.shape[0])[:, None]
+    if blocks.counted is not None:
+        counted = blocks.counted[k][:, None, :]
+        found = found & counted if counted.dtype == bool else jnp.where(found, counted, 0.0)
+    return found.reshape(len(found), -1).astype(table.dtype)
 
 
 def _differences(table: Array) -> Array:

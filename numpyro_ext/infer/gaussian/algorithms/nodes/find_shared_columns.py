@@ -12,16 +12,10 @@ from jax import Array
 from .....compilation.transfer import to_device
 from .....linalg.gaussian.prior import CovariancePrior, DiagonalPrior
 from .....linalg.padding import rounded_up
+from .....potentials.elementwise import TemperedPotential
 from .....structure.latent_gaussian import BlockKinds, LatentGaussian
-from .shared_columns import (
-    ColumnsOfFamily,
-    SharedColumns,
-    has_rows,
-    parameters_of,
-    slopes_of,
-    starts_of_families,
-    variance_of,
-)
+from .column_factors import factors_of, has_rows, parameters_of, slopes_of, starts_of_families, weights_of
+from .shared_columns import ColumnsOfFamily, SharedColumns, variance_of
 
 _MOST_OUTCOMES = 64
 _NODES = (73, 39)
@@ -51,7 +45,7 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
     if np.any(np.searchsorted(starts, rows, side="right") - 1 != owner) or np.any(np.diff(owner) < 0):
         return None
     families = []
-    for number, potential in enumerate(form.potentials):
+    for number, potential in enumerate(factors_of(form)):
         outcomes = potential.outcomes()
         places = np.flatnonzero(owner == number)
         if outcomes is None or outcomes.number is None or outcomes.limit is not None or not len(places):
@@ -70,7 +64,7 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
             return None
         else:
             has_shift = True
-        for number, (potential, family) in enumerate(zip(one.potentials, families, strict=True)):
+        for number, (potential, family) in enumerate(zip(factors_of(one), families, strict=True)):
             own = rows[:, family.first : family.first + family.number] - starts[number]
             for value in parameters_of(potential).values():
                 if has_rows(potential, value):
@@ -81,11 +75,16 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
         if dimension > 1 and not _alike(variance, variance[0]):
             return None
         priors.append(np.concatenate([shift[:, None], variance], axis=1))
+    weights = [_weights(one) for one in forms]
+    # the gradient holds them
+    if not np.isfinite(weights[0]).all() or any(not np.array_equal(weights[0], other) for other in weights):
+        return None
     has_gaps = is_ragged or not all(np.asarray(mask).all() for mask in form.observed)
     # nodes of two unknowns are those of standard normal coordinates
     is_fixed = dimension > 1 or all(_alike(other, priors[0]) for other in priors[1:])
     nodes = num_nodes or _NODES[dimension - 1]
-    options = {"has_prior_parameters": not is_fixed, "is_ragged": is_ragged}
+    has_weights = any(isinstance(potential, TemperedPotential) for potential in form.potentials)
+    options = {"has_prior_parameters": not is_fixed, "is_ragged": is_ragged, "has_weights": has_weights}
     return SharedColumns(nodes, tuple(families), has_gaps, has_shift, **options)
 
 
@@ -98,7 +97,7 @@ def find_kinds(forms: list[LatentGaussian], algorithm: SharedColumns, most: floa
     """
     form, starts, parts = forms[0], starts_of_families(forms[0]), []
     rows, is_there = _filled_rows(form)
-    for place, (potential, family) in enumerate(zip(form.potentials, algorithm.families, strict=True)):
+    for place, (potential, family) in enumerate(zip(factors_of(form), algorithm.families, strict=True)):
         part = slice(family.first, family.first + family.number)
         own = rows[:, part] - starts[place]
         observed = np.asarray(form.observed[place])
@@ -106,6 +105,8 @@ def find_kinds(forms: list[LatentGaussian], algorithm: SharedColumns, most: floa
         assert outcomes is not None  # as the families were found by
         values = np.broadcast_to(np.asarray(getattr(potential, outcomes.field)), observed.shape)
         parts.append(np.where(is_there[:, part], np.where(observed, values, -1)[own], -1).astype(np.int64))
+    if algorithm.has_weights:
+        parts.append(np.where(is_there, _weights(form)[rows], 0.0).astype(float).view(np.int64))
     for one in forms:
         priors = _priors(one, algorithm)
         # what is equal is so but for the last digits, and zero has one sign
@@ -164,6 +165,12 @@ def _variances(form: LatentGaussian) -> np.ndarray:
         of_batch = np.asarray(form.prior[0].covariance)
         return of_batch.reshape(len(of_batch), -1)[np.arange(len(columns)) % len(of_batch)]
     return np.concatenate([np.asarray(variance_of(block)) for block in form.prior])[columns]
+
+
+def _weights(form: LatentGaussian) -> np.ndarray:
+    """Weights of the factors of all rows, shape ``(num_rows,)``."""
+    sizes = np.diff(starts_of_families(form))
+    return np.concatenate([np.broadcast_to(np.asarray(w), n) for w, n in zip(weights_of(form), sizes, strict=True)])
 
 
 def _is_diagonal(form: LatentGaussian) -> bool:

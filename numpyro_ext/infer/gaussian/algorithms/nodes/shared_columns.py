@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from .....linalg.cholesky import cholesky
@@ -31,6 +30,7 @@ from .....structure.latent_gaussian import BlockKinds, LatentGaussian, MoreBlock
 from ..algorithm import Algorithm
 from ..fit_info import FitInfo
 from .block_nodes import BlockNodes, Grid, grid_of
+from .column_factors import factors_of, has_rows, parameters_of, slopes_of, starts_of_families, weights_of
 from .column_information import (
     Columns,
     LogProbabilities,
@@ -76,6 +76,7 @@ class SharedColumns(Algorithm):
     :param int num_kinds: blocks of ``form.kinds``, where equal ones are counted once, or more are like them.
     :param int largest_chunk: numbers of blocks at nodes that are held at a time.
     :param bool is_ragged: whether blocks have no rows in some columns.
+    :param bool has_weights: whether factors have weights, by ``handlers.scale``.
     """
 
     num_nodes: int
@@ -86,6 +87,7 @@ class SharedColumns(Algorithm):
     num_kinds: int | None = None
     largest_chunk: int = LARGEST_CHUNK
     is_ragged: bool = False
+    has_weights: bool = False
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -183,7 +185,7 @@ class SharedColumns(Algorithm):
         slope, offset = self._slopes(form), form.offset[rows]
         parts = [slice(family.first, family.first + family.number) for family in self.families]
         parameters = []
-        for number, (part, potential) in enumerate(zip(parts, form.potentials, strict=True)):
+        for number, (part, potential) in enumerate(zip(parts, factors_of(form), strict=True)):
             own = rows[part] - starts_of_families(form)[number]
             parameters.append(tuple(_at_rows(potential, own).values()))
         slopes, offsets = tuple(slope[part] for part in parts), tuple(offset[part] for part in parts)
@@ -191,7 +193,7 @@ class SharedColumns(Algorithm):
 
     def log_probabilities(self, form: LatentGaussian) -> tuple[LogProbabilities, ...]:
         """Log probabilities of the outcomes of each family as functions of predictors and parameters."""
-        families = zip(form.potentials, self.families, strict=True)
+        families = zip(factors_of(form), self.families, strict=True)
         return tuple(partial(_log_probabilities, potential, family.num_outcomes) for potential, family in families)
 
     def tables(self, form: LatentGaussian, nodes: Array) -> tuple[Array, ...]:
@@ -243,14 +245,16 @@ class SharedColumns(Algorithm):
         """Outcomes and priors of all blocks, or of one of each kind."""
         if isinstance(form.kinds, MoreBlocks):
             return Blocks(form.kinds.labels, form.kinds.observed, *self._priors(form))
-        observed, kinds = self._observed(form) if self.has_gaps else None, kinds_of(form)
-        return Blocks(self._labels(form), observed, *self._priors(form), None if kinds is None else kinds.number)
+        counted = self._counted(form) if self.has_gaps or self.has_weights else None
+        kinds = kinds_of(form)
+        return Blocks(self._labels(form), counted, *self._priors(form), None if kinds is None else kinds.number)
 
     def _labels(self, form: LatentGaussian) -> tuple[Array, ...]:
         """Outcomes of each family, shape ``(B, G)`` each."""
         found = []
+        factors = factors_of(form)
         for number, family in enumerate(self.families):
-            potential = form.potentials[number]
+            potential = factors[number]
             outcomes = potential.outcomes()
             assert outcomes is not None  # as the families were found by
             size = form.observed[number].shape[0]
@@ -258,13 +262,18 @@ class SharedColumns(Algorithm):
             found.append(values[self._rows(form, number, family)].astype(int))
         return tuple(found)
 
-    def _observed(self, form: LatentGaussian) -> tuple[Array, ...]:
-        found = []
+    def _counted(self, form: LatentGaussian) -> tuple[Array, ...]:
+        """Masks of the outcomes of each family, or their weights, which are zero at gaps, shape ``(B, G)`` each."""
+        found, weights = [], weights_of(form)
         for number, family in enumerate(self.families):
             rows = self._rows(form, number, family)
             observed = form.observed[number]
             # padding is past the end of all families
-            found.append(observed[rows] & (rows < form.num_rows - starts_of_families(form)[number]))
+            counted = observed[rows] & (rows < form.num_rows - starts_of_families(form)[number])
+            if self.has_weights:
+                weight = jnp.broadcast_to(jnp.asarray(weights[number], form.offset.dtype), observed.shape)
+                counted = jnp.where(counted, weight[rows], 0.0)
+            found.append(counted)
         return tuple(found)
 
     def _first_rows(self, form: LatentGaussian) -> Array:
@@ -330,29 +339,6 @@ def variance_of(block: Any) -> Array:
     return block.variance
 
 
-def starts_of_families(form: LatentGaussian) -> np.ndarray:
-    """First row of each family of factors, and the number of rows."""
-    return np.cumsum([0, *(mask.shape[0] for mask in form.observed)])
-
-
-def slopes_of(design: Any, rows: Any, columns: Any, xp: Any) -> Any:
-    """Derivatives of predictors by the unknowns of their blocks, shape ``(B, P, D)``.
-
-    :param design: of a form, with entries at hand.
-    :param rows: of each block, shape ``(B, P)``.
-    :param columns: its unknowns, shape ``(B, D)``.
-    :param xp: ``jax.numpy``, or ``numpy``, which compiles nothing.
-    """
-    is_sparse = hasattr(design, "values")
-    entries = xp.asarray(design.values if is_sparse else design.matrix)
-    if columns.shape[1] == 1:
-        return xp.sum(entries[rows], axis=-1)[..., None]
-    if not is_sparse:
-        return entries[rows[:, :, None], columns[:, None, :]]
-    is_own = xp.asarray(design.columns)[rows][..., None] == columns[:, None, None, :]
-    return xp.sum(xp.where(is_own, entries[rows][..., None], 0.0), axis=2)
-
-
 def _log_probabilities(potential: Any, num_outcomes: int, eta: Array, parameters: tuple[Array, ...]) -> Array:
     """Log probability of each outcome of the factors of some columns, shape ``(K, G, Q)``.
 
@@ -386,15 +372,3 @@ def _at_rows(potential: object, rows: Array) -> dict[str, Array]:
         of_each = has_rows(potential, value)
         found[name] = value[rows] if of_each else jnp.broadcast_to(value, (rows.shape[0], *value.shape))
     return found
-
-
-def parameters_of(potential: Any) -> dict[str, Array]:
-    """Parameters of factors but for their outcomes, by name."""
-    names = [field.name for field in dataclasses.fields(potential) if field.name != potential.outcomes().field]
-    return {name: jnp.asarray(getattr(potential, name)) for name in names}
-
-
-def has_rows(potential: Any, value: Array) -> bool:
-    """True if the first axis of a parameter is that of the rows. What has thresholds has them on the last axis."""
-    size = np.size(getattr(potential, potential.outcomes().field))
-    return value.ndim >= (1 if potential.is_elementwise else 2) and value.shape[0] == size

@@ -1,12 +1,17 @@
-"""Columns of rows that stand one below the other, as records of answers: found from what their factors are made of."""
+"""What the factors of columns are made of, and columns of rows that stand one below the other, as records do."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from .....linalg.padding import places_within
+from .....potentials.elementwise import TemperedPotential
 from .....structure.latent_gaussian import LatentGaussian
-from .shared_columns import has_rows, parameters_of, slopes_of, starts_of_families
 
 _MOST_PADDING = 8.0
 """Places of a table for each row up to which its products take less time than to look at all rows at all nodes."""
@@ -28,7 +33,7 @@ def rows_by_column(forms: list[LatentGaussian]) -> np.ndarray | None:
         return None
     if not (hasattr(form.design, "values") or hasattr(form.design, "matrix")):
         return None
-    if any(potential.outcomes() is None for potential in form.potentials):
+    if any(potential.outcomes() is None for potential in factors_of(form)):
         return None
     every = np.arange(num_rows)
     owner = np.searchsorted(starts, every, side="right") - 1
@@ -36,7 +41,7 @@ def rows_by_column(forms: list[LatentGaussian]) -> np.ndarray | None:
     for one in forms:
         slopes = slopes_of(one.design, every[:, None], np.zeros((num_rows, 1), int), np)[:, :, 0]
         parts += [_key(slopes), _key(np.asarray(one.offset)[:, None])]
-        for number, potential in enumerate(one.potentials):
+        for number, potential in enumerate(factors_of(one)):
             for value in parameters_of(potential).values():
                 if has_rows(potential, value):
                     part = np.zeros((num_rows, int(np.prod(value.shape[1:]))), np.int64)
@@ -69,3 +74,48 @@ def _key(values: np.ndarray) -> np.ndarray:
     finite = np.where(np.isfinite(values), values, 0.0)
     rounded = np.round(values / (1.0 + np.abs(finite).max(initial=0.0)), 12) + 0.0
     return np.ascontiguousarray(rounded, dtype=float).view(np.int64)
+
+
+def factors_of(form: LatentGaussian) -> tuple[Any, ...]:
+    """Factors of each family, without the weights that ``handlers.scale`` gives them."""
+    return tuple(p.base if isinstance(p, TemperedPotential) else p for p in form.potentials)
+
+
+def weights_of(form: LatentGaussian) -> tuple[Any, ...]:
+    """Weights of the rows of each family, an array for each row or a number for all."""
+    return tuple(p.weight if isinstance(p, TemperedPotential) else 1.0 for p in form.potentials)
+
+
+def starts_of_families(form: LatentGaussian) -> np.ndarray:
+    """First row of each family of factors, and the number of rows."""
+    return np.cumsum([0, *(mask.shape[0] for mask in form.observed)])
+
+
+def slopes_of(design: Any, rows: Any, columns: Any, xp: Any) -> Any:
+    """Derivatives of predictors by the unknowns of their blocks, shape ``(B, P, D)``.
+
+    :param design: of a form, with entries at hand.
+    :param rows: of each block, shape ``(B, P)``.
+    :param columns: its unknowns, shape ``(B, D)``.
+    :param xp: ``jax.numpy``, or ``numpy``, which compiles nothing.
+    """
+    is_sparse = hasattr(design, "values")
+    entries = xp.asarray(design.values if is_sparse else design.matrix)
+    if columns.shape[1] == 1:
+        return xp.sum(entries[rows], axis=-1)[..., None]
+    if not is_sparse:
+        return entries[rows[:, :, None], columns[:, None, :]]
+    is_own = xp.asarray(design.columns)[rows][..., None] == columns[:, None, None, :]
+    return xp.sum(xp.where(is_own, entries[rows][..., None], 0.0), axis=2)
+
+
+def parameters_of(potential: Any) -> dict[str, Array]:
+    """Parameters of factors but for their outcomes, by name."""
+    names = [field.name for field in dataclasses.fields(potential) if field.name != potential.outcomes().field]
+    return {name: jnp.asarray(getattr(potential, name)) for name in names}
+
+
+def has_rows(potential: Any, value: Array) -> bool:
+    """True if the first axis of a parameter is that of the rows. What has thresholds has them on the last axis."""
+    size = np.size(getattr(potential, potential.outcomes().field))
+    return value.ndim >= (1 if potential.is_elementwise else 2) and value.shape[0] == size
