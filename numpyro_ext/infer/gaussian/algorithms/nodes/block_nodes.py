@@ -25,6 +25,8 @@ _DROP = 30.0
 _SHORTEST, _GROWTH, _MOST_EXTENSIONS = 4.0, 1.12, 48
 """First length of an axis in standard deviations, its growth, and how often it may grow: to 920 of them."""
 _MODE_STEPS, _MODE_TOL, _MOST_HALVINGS = 100, 1e-3, 30
+_RADIUS = 1.05
+"""Radius of the ball that nodes which all blocks share lie in, the half length of an axis being one."""
 _LOG_2PI = math.log(2.0 * math.pi)
 
 
@@ -61,6 +63,17 @@ def lattice(num_nodes: int, dimension: int) -> np.ndarray:
     """
     axes = np.meshgrid(*[np.linspace(0.0, 1.0, num_nodes)] * dimension, indexing="ij")
     return np.stack([axis.reshape(-1) for axis in axes], axis=-1)
+
+
+def inner_lattice(num_nodes: int, dimension: int) -> np.ndarray:
+    """Places of :func:`lattice` in a ball slightly larger than the one that touches the ends of its axes, the others
+    being far from all mass: of pairs a square has a sixth more.
+
+    >>> len(inner_lattice(39, 2)), 39**2
+    (1129, 1521)
+    """
+    places = lattice(num_nodes, dimension)
+    return places[np.sum((2.0 * places - 1.0) ** 2, axis=1) < _RADIUS**2]
 
 
 def scattered(form: LatentGaussian, values: Array) -> Array:
@@ -230,11 +243,15 @@ class Grid(NamedTuple):
     """First node: a number where blocks have one unknown, else one for each axis, shape ``(D,)``."""
     last: Array
 
-    def nodes(self, number: int) -> Array:
-        """The nodes, shape ``(number,)``, or ``(number ** D, D)`` with that many on each axis."""
+    def nodes(self, number: int, *, is_whole: bool = False) -> Array:
+        """The nodes, shape ``(number,)``, or ``(Q, D)`` with that many on each axis.
+
+        :param bool is_whole: whether those in the corners of a lattice are among them, where there is no mass.
+        """
         if self.first.ndim == 0:
             return self.first + (self.last - self.first) * jnp.linspace(0.0, 1.0, number, dtype=self.first.dtype)
-        return self.first + (self.last - self.first) * jnp.asarray(lattice(number, self.first.size), self.first.dtype)
+        places = (lattice if is_whole else inner_lattice)(number, self.first.size)
+        return self.first + (self.last - self.first) * jnp.asarray(places, self.first.dtype)
 
     def log_step(self, number: int) -> Array:
         """Log volume of a cell between so many nodes on each axis."""

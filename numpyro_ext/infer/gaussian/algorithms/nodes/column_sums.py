@@ -18,11 +18,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from .....linalg.padding import chunked
 from .....structure.latent_gaussian import BlockKinds, LatentGaussian
+from .block_nodes import inner_lattice
 
+_NEAR = 12
+"""Part of the nodes of an axis by which a node is away from the middle, about one standard deviation of the prior."""
 LARGEST_CHUNK = 1_000_000
 """Numbers of all blocks at all nodes that are held at a time; those that leave the caches of a processor are slower."""
 
@@ -173,6 +177,45 @@ def _in_chunks(
     of_each, sums = lax.map(function, parts._replace(number=chunked(counts, num_chunks, length)))  # of padding zero
     of_each = jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:])[:size], of_each)
     return of_each, jax.tree.map(lambda array: jnp.sum(array, axis=0), sums)
+
+
+def leaning_of(tables: tuple[Array, ...], blocks: Blocks, nodes: Array, num_nodes: int) -> Array:
+    """Log density of each block at a node above the middle over that below it, along the first axis, shape ``(B,)``.
+
+    It orders blocks nearly as their posterior means do, and takes a tenth of the compilation.
+    """
+    away, dimension = max(1, num_nodes // _NEAR) / (num_nodes - 1), 1 if nodes.ndim == 1 else nodes.shape[1]
+    places = inner_lattice(num_nodes, dimension) - (num_nodes // 2) / (num_nodes - 1)
+    first = np.eye(dimension)[0]
+    above, below = (int(np.argmin(np.sum((places - side * away * first) ** 2, axis=1))) for side in (1, -1))
+    prior = jnp.zeros(blocks.shift.shape[:1], nodes.dtype)
+    if nodes.ndim == 1:
+        prior = blocks.shift * (nodes[above] - nodes[below]) / blocks.variance
+    tables = tuple(table[..., above] - table[..., below] for table in tables)
+    given = outcomes_of([table[:, None, :, None] for table in tables], blocks.labels, blocks.counted, len(prior))
+    return prior + jnp.sum(given, axis=1)
+
+
+def outcomes_of(
+    tables: list[Array], labels: tuple[Array, ...], counted: tuple[Array, ...] | None, number: int
+) -> Array:
+    """Entries of tables at the outcomes of each block, zero at gaps, of all families side by side, shape ``(B, Gm)``.
+
+    :param tables: of each family, shape ``(K, B, G, m)`` or ``(K, 1, G, m)``.
+    :param labels: outcomes of each family, shape ``(B, G)`` each.
+    :param counted: masks of these, if there are gaps, or their weights.
+    :param int number: of blocks.
+    """
+    found = []
+    for k, table in enumerate(tables):
+        taken = jnp.broadcast_to(table[0], (number, *table.shape[2:]))
+        for outcome in range(1, table.shape[0]):
+            taken = jnp.where((labels[k] == outcome)[:, :, None], table[outcome], taken)
+        if counted is not None:
+            own = counted[k][:, :, None]
+            taken = jnp.where(own != 0, taken if own.dtype == bool else own * taken, 0.0)
+        found.append(taken.reshape(number, -1))
+    return jnp.concatenate(found, axis=1)
 
 
 def kinds_of(form: LatentGaussian) -> BlockKinds | None:

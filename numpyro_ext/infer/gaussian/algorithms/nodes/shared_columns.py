@@ -159,7 +159,7 @@ class SharedColumns(Algorithm):
 
     def posterior(self, form: LatentGaussian, state: Grid) -> NodePosterior:
         form = form if isinstance(form.kinds, BlockKinds) else form._replace(kinds=None)
-        blocks, nodes = self.blocks(form), state.nodes(self.num_nodes)
+        blocks, nodes = self.blocks(form), state.nodes(self.num_nodes, is_whole=True)
         terms = of_blocks(form, joint_log_density(self.tables(form, nodes), blocks, nodes))
         shift = of_blocks(form, blocks.shift.reshape(len(blocks.shift), -1))
         scale = jnp.broadcast_to(self._scale(form), (*shift.shape, shift.shape[1]))
