@@ -60,7 +60,7 @@ def answers_in_table(response: Any, num_items: int) -> Answers:
     """Answers of people to items, one column each; a table of pandas has the names of its columns."""
     if hasattr(response, "columns") and hasattr(response, "iloc"):
         names = [str(name) for name in response.columns]
-        columns = [_numbers(response.iloc[:, k], names[k]) for k in range(len(names))]
+        columns = [_numbers(response.iloc[:, k], f"Column {names[k]!r}") for k in range(len(names))]
         return Answers(np.stack(columns, -1), names, _relabelled(response, names))
     return Answers(_numbers(response, "response"), [f"item {k}" for k in range(num_items)])
 
@@ -125,7 +125,7 @@ def _numbers(values: Any, name: str) -> Any:
     words = sorted({str(value) for value in flat if isinstance(value, str)})
     if words or array.dtype.kind not in "O":
         raise ValueError(
-            f"{name} holds {array.dtype} such as {', '.join(map(repr, words[:3]))}: answers are numbers 0, 1, ... Give "
+            f"{name} holds words such as {', '.join(map(repr, words[:3]))}: answers are numbers 0, 1, ... Give "
             "their order, pandas.Categorical(values, categories=[...], ordered=True), or map them."
         )
     try:
@@ -243,18 +243,18 @@ def warn_of_degenerate_items(
     if any(group.family in ("3pl", "4pl") for group in groups) and len(values) < _FEW_PEOPLE_TO_GUESS:
         found.append(f"{len(values)} people hardly tell guessing from difficulty: priors=True keeps it near 0.23")
     if known.sum() < num_parameters:
-        found.append(f"{known.sum()} answers for {num_parameters} parameters of items")
+        found.append(f"fewer answers ({known.sum()}) than parameters of items ({num_parameters})")
     numbers = [group.num_categories for group in groups for _ in group.items]
     if None not in numbers and (possible := np.prod(np.array(numbers, float)) - 1) < num_parameters:
-        few = f"{possible:.0f} frequencies of answers for {num_parameters} parameters of items"
-        found.append(f"{few}, which are too few (ask more items, or priors=True)")
+        few = f"frequencies of answers that data can tell ({possible:.0f}) than parameters of items ({num_parameters})"
+        found.append(f"fewer {few} (ask more items, or priors=True)")
     if pattern is not None:
         _, counts = np.unique(np.abs(pattern), axis=1, return_counts=True)
         if counts.max() > 1:
             found.append("traits that are measured by the same items, and so are known up to a rotation")
     empty = int(np.sum(~known.any(1)))
     if empty:
-        found.append(f"{empty} people without answers, whose traits are those of the population")
+        found.append(f"people without answers, whose traits are those of the population: {empty}")
     if found:
         warnings.warn("Items to look at. " + "; ".join(found) + ".", UserWarning, stacklevel=3)
 

@@ -14,6 +14,7 @@ from scipy import stats
 from numpyro_ext.infer import AdaptiveQuadrature
 from numpyro_ext.models import bifactor_pattern, item_response, item_response_records
 from numpyro_ext.models.item_response import item_call
+from numpyro_ext.structure import ModelStructureError
 
 FAMILY = ["2pl", "graded", "3pl", "graded", "nominal", "4pl", "gaussian", "partial-credit", "rasch", "rating-scale",
           "generalised-partial-credit", "graded"]  # fmt: skip
@@ -260,8 +261,31 @@ def test_records_and_categories_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="one answer for each of 2 records"), handlers.seed(rng_seed=0):
         item_response_records([0, 1], [0, 1], [1], num_people=2, num_items=2, family="2pl")
     frame = pd.DataFrame({"colour": pd.Categorical(["red", "green", "blue"])})
-    with pytest.raises(ValueError, match="colour has categories without an order"), handlers.seed(rng_seed=0):
+    with pytest.raises(ValueError, match="Column 'colour' has categories without an order"), handlers.seed(rng_seed=0):
         item_response(frame, family="graded")
+
+
+def test_refusals_are_in_the_words_of_the_model():
+    """An engine adds no line of the model's source, and no advice on what the model has said itself."""
+    answers = np.array([[0, 1], [1, 3]])
+    with pytest.raises(ModelStructureError) as caught:
+        AdaptiveQuadrature(item_response).run(random.key(0), answers, family="2pl")
+    said = "An answer to item 1 is 3; a 2pl item has answers 0 to 1. Missing answers are nan."
+    assert str(caught.value) == f"the model refuses these arguments: {said}"
+    words = pd.DataFrame({"a": ["yes", "no"]})
+    with pytest.raises(ModelStructureError, match="arguments: Column 'a' holds words such as 'no', 'yes'"):
+        AdaptiveQuadrature(item_response).run(random.key(0), words, family="2pl")
+
+
+@pytest.mark.filterwarnings("ignore:Items to look at")
+def test_an_item_that_nobody_answered_is_named_where_errors_are_missing():
+    theta = np.random.default_rng(3).normal(size=(100, 1))
+    answers = (np.random.default_rng(4).random((100, 6)) < sigmoid(theta + np.linspace(-1, 1, 6))).astype(float)
+    answers[:, 2] = np.nan
+    engine = AdaptiveQuadrature(item_response, progress_bar=False)
+    engine.run(random.key(0), answers, family="2pl")
+    (message,) = engine.diagnostics.messages
+    assert "'discrimination' (element 2), 'intercept' (element 2)" in message and "no standard errors" in message
 
 
 def test_items_without_a_finite_maximum_are_named_once_and_not_at_given_values():
@@ -278,7 +302,7 @@ def test_items_without_a_finite_maximum_are_named_once_and_not_at_given_values()
         "the same answers, whose slopes run away: a, b;",
         "or turn their answers round): d;",
         "guessing from difficulty",
-        "1 people without answers",
+        "people without answers, whose traits are those of the population: 1",
     ):
         assert part in message, message
     # Labels that stand for another number elsewhere: of those who answer, nobody says "rarely" to a.
@@ -301,13 +325,13 @@ def test_items_without_a_finite_maximum_are_named_once_and_not_at_given_values()
         item_response(mixed, family="2pl", pattern=np.ones((5, 2)))
     graded = np.array([[0, 0], [1, 3], [3, 2]])
     with (
-        pytest.warns(UserWarning, match="unused categories .*: item 0, item 1; 6 answers for 8"),
+        pytest.warns(UserWarning, match="unused categories .*: item 0, item 1; fewer answers"),
         handlers.seed(rng_seed=0),
     ):
         item_response(graded, family="graded")
     # Two items have three frequencies for four parameters; three items have seven for six.
     with (
-        pytest.warns(UserWarning, match="at. 3 frequencies of answers for 4"),
+        pytest.warns(UserWarning, match=r"at. fewer frequencies .*\(3\) than parameters of items \(4\)"),
         handlers.seed(rng_seed=0),
     ):
         item_response(mixed[:, [0, 2]], family="2pl")

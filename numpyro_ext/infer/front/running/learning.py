@@ -224,7 +224,7 @@ def _runaway(run: Searches, curvature: Curvature | None, edges: tuple[str, ...])
         return None
     space = run.climb.space
     reference = run.climb.coordinates(space.initial())
-    found = []
+    found: dict[str, list[str]] = {}
     for axis in np.flatnonzero(curvature.wide_axes)[:_MOST_AXES]:
         name, part = next((n, p) for n, p in space.slices.items() if p.start <= axis < p.stop)
         point, height = np.asarray(run.best.values if run.best is not None else reference), run.height
@@ -234,11 +234,12 @@ def _runaway(run: Searches, curvature: Curvature | None, edges: tuple[str, ...])
             continue
         behind, ahead = (float(run.look(point + step * way).best.objective) for step in (-1.0, 1.0))
         if behind < height - run.climb.tol and abs(ahead - height) <= run.climb.tol:
-            found.append(f"{name!r} (element {axis - part.start})")
+            found.setdefault(name, []).append(str(axis - part.start))
     if not found:
         return None
+    named = [f"{n!r} (element{'s' if len(places) > 1 else ''} {', '.join(places)})" for n, places in found.items()]
     return (
-        f"{', '.join(found)} would grow for ever, or shrink towards the edge of its support: the log evidence rises "
+        f"{', '.join(named)} would grow for ever, or shrink towards the edge of its support: the log evidence rises "
         "towards a plateau without a maximum, as where all observations behind a parameter are the same (a constant "
         "column, separated classes). Give a prior, or leave such data out."
     )

@@ -14,14 +14,32 @@ from ...hyper.space import UnconstrainedSpace
 # Cosine of the angle to the flat directions, which are those of differences of a gradient.
 _ALIKE = 0.95
 _MOST_COLUMNS = 12
+_MOST_ELEMENTS = 6
+"""Elements of a site that a message names."""
 
 
 def names_of_directions(space: UnconstrainedSpace, directions: np.ndarray) -> str:
-    """The hyperparameters that have a part in some directions; what is no hyperparameter is the field."""
+    """The hyperparameters that have a part in some directions, with their elements where these are few; what is no
+    hyperparameter is the field."""
     squares = np.square(directions)
-    shares = {repr(name): np.max(np.sum(squares[:, part], axis=1), initial=0.0) for name, part in space.slices.items()}
-    shares["the field"] = np.max(np.sum(squares[:, space.size :], axis=1), initial=0.0)
-    return ", ".join(name for name, share in shares.items() if share > min(0.1, 0.5 * max(shares.values())))
+    shares = {name: np.max(np.sum(squares[:, part], axis=1), initial=0.0) for name, part in space.slices.items()}
+    of_field = np.max(np.sum(squares[:, space.size :], axis=1), initial=0.0)
+    least = min(0.1, 0.5 * max([of_field, *shares.values()]))
+    named = [repr(name) + _few_elements(squares[:, space.slices[name]]) for name in shares if shares[name] > least]
+    return ", ".join([*named, *(["the field"] if of_field > least else [])])
+
+
+def _few_elements(squares: np.ndarray) -> str:
+    """The elements of a site that have nearly all of its part in some directions, if they are few.
+
+    :param squares: of the directions, shape ``(k, size)``.
+    """
+    parts = np.sum(squares, axis=0)
+    order = np.argsort(-parts, kind="stable")
+    number = int(np.searchsorted(np.cumsum(parts[order]), 0.99 * parts.sum())) + 1
+    if number > min(_MOST_ELEMENTS, parts.size // 2):
+        return ""
+    return f" (element{'s' if number > 1 else ''} {', '.join(map(str, sorted(order[:number])))})"
 
 
 def why_no_errors(space: UnconstrainedSpace, values: np.ndarray, units: np.ndarray, curvature: Curvature) -> str:

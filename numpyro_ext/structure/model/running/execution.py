@@ -175,11 +175,25 @@ def execution_error(error: Exception, last_site: str | None, call: ModelCall) ->
             site=name[2] if name else None,
         )
     what = _without_columns(str(error).strip(), call) or type(error).__name__
+    if str(error) and _is_raised_by_model(error, call.model):
+        return ModelStructureError(f"the model refuses these arguments: {what.rstrip('.')}.", reason=Reason.EXECUTION)
     return ModelStructureError(
         f"the model does not run on these arguments; {where}{line} it fails with: "
         f"{what.rstrip('.')}. It was given {describe_arguments(call)}. {_remedy(what)}",
         reason=Reason.EXECUTION,
     )
+
+
+def _is_raised_by_model(error: Exception, model: Callable[..., object]) -> bool:
+    """True if a model, or a part of the models of this package, has raised an error in words of its own."""
+    code, trace = _code(model), error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if code is None or trace is None or not (traceback.extract_tb(trace)[0].line or "").startswith("raise "):
+        return False
+    frame = trace.tb_frame
+    is_of_package = str(frame.f_globals.get("__name__")).startswith("numpyro_ext.models")
+    return is_of_package or frame.f_code.co_filename == code.co_filename
 
 
 def _remedy(what: str) -> str:
