@@ -69,8 +69,8 @@ def inner_lattice(num_nodes: int, dimension: int) -> np.ndarray:
     """Places of :func:`lattice` in a ball slightly larger than the one that touches the ends of its axes, the others
     being far from all mass: of pairs a square has a sixth more.
 
-    >>> len(inner_lattice(39, 2)), 39**2
-    (1129, 1521)
+    >>> len(inner_lattice(41, 2)), 41**2
+    (1369, 1681)
     """
     places = lattice(num_nodes, dimension)
     return places[np.sum((2.0 * places - 1.0) ** 2, axis=1) < _RADIUS**2]
@@ -232,7 +232,7 @@ def _modes(form: LatentGaussian, start: Array) -> tuple[Array, Array, Array]:
     return center, decrement < _MODE_TOL, count
 
 
-_REACH, _REACH_OF_PAIRS = 8.0, 6.5
+_REACH, _REACH_OF_PAIRS = 8.0, 7.0
 """Prior standard deviations on both sides at which the nodes end, of one unknown and of each of two."""
 
 

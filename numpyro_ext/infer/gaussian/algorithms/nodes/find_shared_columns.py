@@ -18,7 +18,7 @@ from .column_factors import factors_of, has_rows, parameters_of, slopes_of, star
 from .shared_columns import ColumnsOfFamily, SharedColumns, variance_of
 
 _MOST_OUTCOMES = 64
-_NODES = (73, 39)
+_NODES = (73, 41)
 """Nodes of each axis of blocks of one and of two unknowns."""
 _ALIKE = 1e-9
 """Relative difference of numbers that are the same but for rounding."""
@@ -28,7 +28,7 @@ def find_shared_columns(forms: list[LatentGaussian], num_nodes: int | None = Non
     """The algorithm for forms whose blocks differ in their outcomes alone; ``None`` if they differ in more.
 
     :param forms: of one reading at several hyperparameters, concrete.
-    :param int num_nodes: nodes that the algorithm is to have on each axis; by default 73, and 39 of two unknowns.
+    :param int num_nodes: nodes that the algorithm is to have on each axis; by default 73, and 41 of two unknowns.
     """
     form = forms[0]
     (rows, is_there), columns = _filled_rows(form), np.asarray(form.blocks.columns)
