@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, random
 
-from ..infer.bilinear.hybrid_engine import BilinearEP
+from ..infer.bilinear.engines.hybrid_engine import BilinearEP
 from ..infer.bilinear.marginals.newcomers import Fitted, Newcomers, with_cells
-from ..infer.bilinear.noise_run import NoiseRun
+from ..infer.bilinear.runs.noise_run import NoiseRun
 from ..infer.front.engine import AnyEngine, BaseEngine
 from ..infer.front.options import check_at_least, check_kind, check_one_of
 from ..infer.front.running.progress import progress_bar, warn

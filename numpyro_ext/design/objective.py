@@ -14,7 +14,7 @@ from jax import Array, random
 
 from ..infer.gaussian.engine import Engine
 from ..infer.gaussian.new_arguments.predict import Prediction, predict
-from ..infer.gaussian.run import GaussianRun
+from ..infer.gaussian.runs.run import GaussianRun
 from ..linalg.gaussian.design import DenseDesign
 from ..potentials import GaussianPotential
 from ..potentials.outcomes import log_probabilities

@@ -12,7 +12,7 @@ from jax import Array, random
 from ..infer.front.options import check_at_least
 from ..infer.front.running.progress import warn
 from ..infer.gaussian.engine import Engine
-from ..infer.gaussian.run import GaussianRun
+from ..infer.gaussian.runs.run import GaussianRun
 from ..structure.model.running.execution import bound_arguments
 from .objective import Objective
 from .scores.pointwise import Acquisition, expected_information_gain

@@ -17,7 +17,7 @@ from ..infer.front.files.archive import read_archive, write_archive
 from ..infer.front.options import check_at_least, check_kind, check_one_of
 from ..infer.front.running.progress import warn
 from ..infer.gaussian.engine import Engine
-from ..infer.gaussian.run import GaussianRun
+from ..infer.gaussian.runs.run import GaussianRun
 from ..infer.monte_carlo.smc import SMC
 from ..structure.model.running.execution import bound_arguments, check_key
 from .history import History

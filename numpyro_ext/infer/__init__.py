@@ -2,9 +2,9 @@
 
 from .bilinear.algorithms.analytic import AnalyticFactors, analytic_matrix_factorization
 from .bilinear.batches import fit_batches
-from .bilinear.engine import BilinearVG
+from .bilinear.engines.engine import BilinearVG
+from .bilinear.engines.hybrid_engine import BilinearEP
 from .bilinear.grid_search import GridSearch, grid_search
-from .bilinear.hybrid_engine import BilinearEP
 from .bilinear.recommendation import RankingQuality, Recommendations, ranking_quality, recommend_items
 from .bilinear.sampling import CellSampler
 from .calibration import Calibration, calibrate
@@ -17,7 +17,6 @@ from .exact.kernel import IndependenceMetropolis
 from .exact.reparam import PosteriorReparam
 from .front.answers.pit import PitHistogram, pit_histogram, predictive_pit
 from .front.answers.ranking import RankSummary, expected_ranks, rank_summary, ranking_scores, shortlist
-from .gaussian.adaptive_quadrature import AdaptiveQuadrature
 from .gaussian.algorithms.algorithm import Algorithm
 from .gaussian.algorithms.fit_info import FitInfo
 from .gaussian.algorithms.nodes.quadrature import Quadrature
@@ -25,8 +24,9 @@ from .gaussian.algorithms.posterior import GaussianPosterior
 from .gaussian.algorithms.values import ExpectationPropagation, Laplace
 from .gaussian.cross_validation import CrossValidation, cross_validate
 from .gaussian.engine import Engine
-from .gaussian.inla import INLA
-from .gaussian.laplace_approximation import LaplaceApproximation
+from .gaussian.engines.adaptive_quadrature import AdaptiveQuadrature
+from .gaussian.engines.inla import INLA
+from .gaussian.engines.laplace_approximation import LaplaceApproximation
 from .gaussian.predictive_moments import PredictiveMoments, predictive_moments
 from .gaussian.variational.engine import VariationalGaussian
 from .gaussian.variational.multinomial_probit_bayes import multinomial_probit_bayes

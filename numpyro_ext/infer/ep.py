@@ -30,7 +30,7 @@ from .gaussian.algorithms.values import ExpectationPropagation
 from .gaussian.answers.corrected import Corrected
 from .gaussian.engine import Engine, GaussianOptions
 from .gaussian.fitting.modes import check_mixtures
-from .gaussian.run import GaussianRun
+from .gaussian.runs.run import GaussianRun
 from .sparse.trees.engine import TreeFitter, TreeRun
 from .sparse.trees.mixtures import Pooling, check_average
 

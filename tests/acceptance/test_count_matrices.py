@@ -19,7 +19,7 @@ from numpyro_ext.infer.bilinear.algorithms import sweeps as bg
 from numpyro_ext.infer.bilinear.algorithms.schedules import loop
 from numpyro_ext.infer.bilinear.marginals.prediction import log_predictive_counts
 from numpyro_ext.structure.bilinear.form import GaussianSide
-from tests.infer.bilinear_forms import REFERENCE, factorisation, synthetic_counts
+from tests.infer.bilinear.bilinear_forms import REFERENCE, factorisation, synthetic_counts
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from numpyro import handlers
 from benchmarks.queries.hyper_information import NUM_LATTICES, losses
 from numpyro_ext.design import draws_of, expected_information_gain
 from numpyro_ext.infer import EP, INLA, predictive_moments
-from tests.infer.uncertain_process import CASE, DATA, EXACT, SEEN, X_NEW, X, Y, process
+from tests.infer.front.answers.uncertain_process import CASE, DATA, EXACT, SEEN, X_NEW, X, Y, process
 from tests.tiers import few
 
 

@@ -11,7 +11,7 @@ from numpyro_ext.linalg.gaussian.conditioning import choose_space, linear_gaussi
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior, PrecisionPrior
 from numpyro_ext.linalg.gaussian.spaces.border_space import Border
-from tests.infer.gaussian_forms import one_block, random_sparse
+from tests.infer.gaussian.gaussian_forms import one_block, random_sparse
 from tests.tiers import thorough
 
 NUM_ROWS, NUM_COLUMNS = 40, 19

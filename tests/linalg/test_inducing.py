@@ -18,7 +18,7 @@ from numpyro_ext.linalg.gaussian.design import SparseRows
 from numpyro_ext.linalg.gaussian.prior import LowRankPrior
 from numpyro_ext.linalg.gaussian.spaces.border_space import Border
 from numpyro_ext.linalg.inducing import fitc, pair_covariance
-from tests.infer.gaussian_forms import identity, one_block
+from tests.infer.gaussian.gaussian_forms import identity, one_block
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="compares in double precision")

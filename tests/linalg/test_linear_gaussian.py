@@ -8,7 +8,7 @@ import pytest
 from numpyro_ext.linalg.gaussian.conditioning import choose_space, linear_gaussian
 from numpyro_ext.linalg.gaussian.design import DenseDesign, OperatorRows, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
-from tests.infer.gaussian_forms import (
+from tests.infer.gaussian.gaussian_forms import (
     dense_prior_precision,
     identity,
     kernel,

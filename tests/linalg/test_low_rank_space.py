@@ -10,7 +10,7 @@ from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import DiagonalPrior, FlatPrior, LowRankPrior, is_valid_prior
 from numpyro_ext.linalg.gaussian.spaces.border_space import Border
 from numpyro_ext.linalg.gaussian.spaces.low_rank_space import LowRankSpace
-from tests.infer.gaussian_forms import one_block, random_sparse
+from tests.infer.gaussian.gaussian_forms import one_block, random_sparse
 from tests.tiers import few
 
 NUM_ROWS, WIDTHS, RANKS = 30, (7, 3), (2, 1)  # of one field of seven unknowns, and two of three

@@ -9,7 +9,7 @@ from numpyro_ext.linalg.gaussian.conditioning import linear_gaussian
 from numpyro_ext.linalg.gaussian.design import Dynamics, StateSpaceDesign
 from numpyro_ext.linalg.gaussian.prior import DiagonalPrior
 from numpyro_ext.linalg.gaussian.recurrences import has_short_states, known_of_states, run_backward, run_forward
-from tests.infer.gaussian_forms import one_block
+from tests.infer.gaussian.gaussian_forms import one_block
 
 K = 70  # stretches are padded
 

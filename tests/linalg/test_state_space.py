@@ -11,7 +11,7 @@ from numpyro_ext.linalg.gaussian.conditioning import choose_space, kl_divergence
 from numpyro_ext.linalg.gaussian.design import DenseDesign, Dynamics, StateSpaceDesign
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, FlatPrior
 from numpyro_ext.linalg.gaussian.spaces.state_space import White
-from tests.infer.gaussian_forms import dense_prior_precision, one_block
+from tests.infer.gaussian.gaussian_forms import dense_prior_precision, one_block
 from tests.tiers import few
 
 K, M, S, N, P = 5, 3, 2, 2, 2

@@ -12,7 +12,7 @@ from numpyro_ext.linalg.gaussian.conditioning import kl_divergence, linear_gauss
 from numpyro_ext.linalg.gaussian.design import DenseDesign, SparseRows
 from numpyro_ext.linalg.gaussian.prior import CovariancePrior, DiagonalPrior, PrecisionPrior
 from numpyro_ext.linalg.gaussian.spaces.touched_space import Touched
-from tests.infer.gaussian_forms import one_block
+from tests.infer.gaussian.gaussian_forms import one_block
 from tests.tiers import few
 
 NUM_USERS, NUM_ITEMS, RANK = 4, 5, 2

@@ -22,7 +22,7 @@ from ...infer.gaussian.algorithms.posterior import GaussianPosterior
 from ...infer.gaussian.answers.prediction import Slices, observed_parts
 from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.marginal.exact import Exact
-from ...infer.gaussian.run import GaussianRun
+from ...infer.gaussian.runs.run import GaussianRun
 from ...linalg.gaussian.prior import DiagonalPrior, FlatPrior
 from ...potentials import GaussianPotential
 from ...structure import LatentGaussianReading, ModelStructureError

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...infer.bilinear.run import BilinearRun
+from ...infer.bilinear.runs.run import BilinearRun
 from ...infer.gaussian.algorithms.posterior import GaussianPosterior
-from ...infer.gaussian.integrated_run import IntegratedRun
-from ...infer.gaussian.run import GaussianRun
+from ...infer.gaussian.runs.integrated_run import IntegratedRun
+from ...infer.gaussian.runs.run import GaussianRun
 from ...linalg.gaussian.design import DenseDesign
 from ...structure import LatentGaussianReading
 from ...structure.latent_gaussian import AffineMap

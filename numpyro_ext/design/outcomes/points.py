@@ -13,7 +13,7 @@ from jax import Array
 from ...infer.gaussian.algorithms.posterior import GaussianPosterior
 from ...infer.gaussian.answers.prediction import Slices, are_coordinates_joint, observed_parts
 from ...infer.gaussian.new_arguments.outcome_probabilities import chosen_factors
-from ...infer.gaussian.run import GaussianRun
+from ...infer.gaussian.runs.run import GaussianRun
 from ...potentials import Potential
 from ...structure import LatentGaussianReading
 from .focus import EVERYTHING, Interest, joint_covariance

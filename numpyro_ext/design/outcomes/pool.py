@@ -17,8 +17,8 @@ from jax import Array
 
 from ...compilation.store import shared
 from ...infer.gaussian.algorithms.algorithm import Algorithm
-from ...infer.gaussian.quadrature_run import IntegratedQuadratureRun, QuadratureRun
-from ...infer.gaussian.run import GaussianRun
+from ...infer.gaussian.runs.quadrature_run import IntegratedQuadratureRun, QuadratureRun
+from ...infer.gaussian.runs.run import GaussianRun
 from ...linalg.gaussian.design import DenseDesign, SparseRows, rows_at
 from ...linalg.gaussian.prior import CovariancePrior, PriorBlock, is_valid_prior
 from ...potentials.outcomes import with_outcome

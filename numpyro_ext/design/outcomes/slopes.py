@@ -12,7 +12,7 @@ from jax import Array
 
 from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.predictive_moments import LocalMoments, hyper_covariance, local_moments
-from ...infer.gaussian.run import GaussianRun
+from ...infer.gaussian.runs.run import GaussianRun
 from .focus import Focus, named_sites
 from .outlooks import RealOutlook
 

@@ -9,13 +9,13 @@ import jax
 import numpy as np
 from jax import Array
 
-from ...infer.bilinear.run import BilinearRun
+from ...infer.bilinear.runs.run import BilinearRun
 from ...infer.front.engine import BaseEngine
 from ...infer.front.running.progress import warn
 from ...infer.gaussian.answers.prediction import chosen
 from ...infer.gaussian.engine import Engine
 from ...infer.gaussian.predictive_moments import run_at
-from ...infer.gaussian.run import GaussianRun
+from ...infer.gaussian.runs.run import GaussianRun
 from ...infer.monte_carlo.smc import SMC
 from .conditional import outlooks_given_draws
 from .drawn_sites import NewMembers

@@ -16,7 +16,7 @@ from jax import Array, random
 from ...infer.bilinear.algorithms.cells import Block, conditional_moments, draw_block
 from ...infer.bilinear.algorithms.incidence import touched
 from ...infer.bilinear.marginals.places import site_places
-from ...infer.bilinear.run import BilinearRun
+from ...infer.bilinear.runs.run import BilinearRun
 from ...linalg.cholesky import cholesky
 from ...linalg.short_axes import as_matrices
 from ...potentials import Potential

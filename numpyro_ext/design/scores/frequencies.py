@@ -8,7 +8,7 @@ import numpy as np
 from jax import Array
 from scipy.special import entr
 
-from ...infer.bilinear.run import BilinearRun
+from ...infer.bilinear.runs.run import BilinearRun
 from ...infer.front.engine import BaseEngine
 from ...infer.front.options import check_one_of
 from ..outcomes.outlooks import Outlook

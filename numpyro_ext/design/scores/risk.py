@@ -12,7 +12,7 @@ from jax import Array
 
 from ...infer.front.options import check_one_of, wrong_kind
 from ...infer.gaussian.engine import Engine
-from ...infer.gaussian.run import GaussianRun
+from ...infer.gaussian.runs.run import GaussianRun
 from ...linalg.padding import rounded_up
 from ...potentials import Potential
 from ...potentials.outcomes import log_predictive_probabilities, num_outcomes, of_column, with_outcome

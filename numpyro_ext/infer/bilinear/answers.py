@@ -13,7 +13,7 @@ from ..front.labels import Labels
 from ..front.run import ask
 from .marginals.pairs import CensoredShares
 from .remarks import remarks
-from .run import BilinearRun
+from .runs.run import BilinearRun
 
 
 class BilinearAnswers(BaseEngine[BilinearRun]):

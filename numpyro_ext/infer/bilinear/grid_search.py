@@ -15,7 +15,7 @@ from jax import Array
 from ...structure.model.running.execution import check_key
 from ..front.options import check_kind
 from ..front.running.progress import progress_bar, warn
-from .engine import BilinearVG
+from .engines.engine import BilinearVG
 
 
 class Candidate(NamedTuple):

@@ -17,14 +17,14 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO, init_to_median
 from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.mcmc import MCMCKernel
 
-from ..bilinear.engine import BilinearVG
+from ..bilinear.engines.engine import BilinearVG
 from ..ep import EP
 from ..exact.gaps import Moments
 from ..front.engine import BaseEngine
 from ..front.results import LogEvidence
 from ..gaussian.engine import Engine
-from ..gaussian.inla import INLA
-from ..gaussian.laplace_approximation import LaplaceApproximation
+from ..gaussian.engines.inla import INLA
+from ..gaussian.engines.laplace_approximation import LaplaceApproximation
 from ..gaussian.variational.engine import VariationalGaussian
 from ..monte_carlo.smc import SMC
 from ..sparse.mean_field_engine import StructuredMeanField

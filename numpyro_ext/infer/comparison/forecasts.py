@@ -10,8 +10,8 @@ from ...potentials.elementwise import ElementwisePotential
 from ...potentials.pairs import PairPotential
 from ...potentials.vector_rows import VectorRows
 from ...structure import LatentGaussianReading, ModelReading
-from ..gaussian.inla import INLA
-from ..gaussian.laplace_approximation import LaplaceApproximation
+from ..gaussian.engines.inla import INLA
+from ..gaussian.engines.laplace_approximation import LaplaceApproximation
 from ..gaussian.variational.engine import VariationalGaussian
 
 

@@ -19,13 +19,13 @@ from ...structure import (
     SparseLinearReading,
 )
 from ...structure.model.running.execution import is_key
-from ..bilinear.engine import BilinearVG
-from ..bilinear.families import check_points
+from ..bilinear.engines.engine import BilinearVG
+from ..bilinear.engines.families import check_points
 from ..ep import EP
 from ..front.engine import AnyEngine, BaseEngine
 from ..gaussian.engine import Engine
+from ..gaussian.engines.laplace_approximation import LaplaceApproximation
 from ..gaussian.integration.exploration import check_design
-from ..gaussian.laplace_approximation import LaplaceApproximation
 from ..hyper.space import UnconstrainedSpace
 from ..sparse.mean_field_engine import StructuredMeanField
 from .contestants import BY_NAME, ENGINES, USAGE

@@ -36,12 +36,12 @@ from .fitting.fit import RunOptions, check_skipped, fit
 from .fitting.flat_directions import explain_prior_alone
 from .fitting.many import NOTHING_BEGUN, Begun, begin_together, read_all, refuse
 from .fitting.modes import explain_two_modes
-from .integrated_run import IntegratedRun
 from .integration.exploration import Integrate, Integration, check_design
 from .integration.simplified_laplace import gaussian_marginals
 from .integration.surroundings import NoDesign
 from .programs import Programs, compiled_programs
-from .run import GaussianRun
+from .runs.integrated_run import IntegratedRun
+from .runs.run import GaussianRun
 
 _MOST_CLIMBS = 2  # searches that begin at a point above the mode of the last one
 

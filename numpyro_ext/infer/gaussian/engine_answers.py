@@ -22,7 +22,7 @@ from ..front.running.progress import warn
 from .answers.leave_one_out import check_cavities, check_single
 from .answers.prediction import by_site
 from .new_arguments.predict import Prediction, log_predictive, predict
-from .run import GaussianRun
+from .runs.run import GaussianRun
 
 
 class GaussianAnswers(BaseEngine[FinishedRun]):

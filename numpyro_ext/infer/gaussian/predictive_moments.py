@@ -25,10 +25,10 @@ from ..hyper.curvature import curvature
 from ..hyper.space import UnconstrainedSpace
 from .algorithms.algorithm import Algorithm
 from .answers.prediction import Slices, are_coordinates_joint, observed_parts
-from .integrated_run import IntegratedRun
 from .marginal.exact import exactly
 from .programs import Programs
-from .run import GaussianRun
+from .runs.integrated_run import IntegratedRun
+from .runs.run import GaussianRun
 
 if TYPE_CHECKING:
     from .engine import Engine

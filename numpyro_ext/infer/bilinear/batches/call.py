@@ -15,7 +15,7 @@ from ...hyper.space import UnconstrainedSpace
 from ..algorithms import sweeps as core
 from ..algorithms.cells import Block
 from ..algorithms.schedules.visits import SharedSelection, SharedVectors, start_shared
-from ..engine import BilinearVG
+from ..engines.engine import BilinearVG
 
 Batch: TypeAlias = tuple[object, ...] | Mapping[str, object]
 _Part = TypeVar("_Part")

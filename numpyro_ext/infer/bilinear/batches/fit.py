@@ -13,7 +13,7 @@ from ...front.options import check_kind
 from ...front.results import Diagnostics
 from ...front.running.progress import progress_bar, warn
 from ...front.state import EngineState
-from ..engine import BilinearVG
+from ..engines.engine import BilinearVG
 from .call import Batch, Call
 from .parts import BatchStore
 from .run import BatchRun

@@ -30,8 +30,8 @@ from ..algorithms.schedules.visits import (
     with_equal_shares,
     with_shares_by_totals,
 )
-from ..engine import BilinearVG
-from ..run import BilinearRun
+from ..engines.engine import BilinearVG
+from ..runs.run import BilinearRun
 from .call import Batch, Call
 from .checkpoints import BatchCheckpoints, Progress
 from .devices import BatchDevices

@@ -28,7 +28,7 @@ from ..algorithms.nodes.quadrature import Quadrature
 from ..algorithms.nodes.quadrature_error import WORTH_A_WORD, quadrature_error
 from ..algorithms.nodes.shared_columns import SharedColumns
 from ..engine import Engine
-from ..run import GaussianRun
+from ..runs.run import GaussianRun
 from .evidence import EvidencePrograms, FieldDraws, evidence_programs
 from .exact import exactly
 

@@ -27,12 +27,12 @@ from ..algorithms.nodes.quadrature import Quadrature
 from ..algorithms.posterior import Covariance, GaussianPosterior
 from ..fitting.fitting_programs import POINTS_PER_CALL
 from ..fitting.point_fit import PointFit
-from ..integrated_run import IntegratedRun, unstacked
 from ..integration.exploration import Exploration
 from ..integration.scatter import NUM_POINTS, Scatter
 from ..programs import Programs, compiled_programs
-from ..quadrature_run import IntegratedQuadratureRun, QuadratureRun
-from ..run import GaussianRun
+from ..runs.integrated_run import IntegratedRun, unstacked
+from ..runs.quadrature_run import IntegratedQuadratureRun, QuadratureRun
+from ..runs.run import GaussianRun
 from .containment import ADVICE, check_contained
 
 _MOST_CHECKED = 5

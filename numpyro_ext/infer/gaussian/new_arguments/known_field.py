@@ -26,7 +26,7 @@ from ...front.answers.model_draws import predictive_draws, shuffled
 from ...front.answers.sites import PosteriorSites, missing_sites
 from ..answers.prediction import Slices, by_site
 from ..programs import Programs
-from ..run import GaussianRun, Point
+from ..runs.run import GaussianRun, Point
 from .sites_of_calls import NewCall, are_part, is_close, sites_of_call
 
 _NUM_POINTS = 3

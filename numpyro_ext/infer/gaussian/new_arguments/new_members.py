@@ -21,7 +21,7 @@ from numpyro import handlers
 from ....structure import LatentGaussianReading
 from ...front.answers.model_draws import draws_with_new_members, shuffled
 from ..answers.prediction import Slices
-from ..run import GaussianRun
+from ..runs.run import GaussianRun
 from .sites_of_calls import NewCall, are_part, sites_of_call
 
 _NUM_POINTS = 2

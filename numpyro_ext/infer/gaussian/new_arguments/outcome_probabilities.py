@@ -17,7 +17,7 @@ from ....structure.model.reading import ModelReading
 from ....structure.program.run_compiled import run_compiled
 from ..algorithms.nodes.node_posterior import NodePosterior
 from ..answers.prediction import ObservedPart, Slices, are_coordinates_joint, observed_parts
-from ..run import GaussianRun
+from ..runs.run import GaussianRun
 
 _at_nodes = jax.jit(NodePosterior.at_nodes)
 

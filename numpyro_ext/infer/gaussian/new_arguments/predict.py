@@ -29,7 +29,7 @@ from ...front.answers.sites import PosteriorSites, SitePosterior
 from ...front.labels import Labels
 from ...front.options import suggests
 from ..answers.prediction import OtherField
-from ..run import GaussianRun
+from ..runs.run import GaussianRun
 from .containment import ADVICE, row_places
 from .given_sites import check_equal, check_left_out, on_all_rows
 from .known_field import KnownField, known_field

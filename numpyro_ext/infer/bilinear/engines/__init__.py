@@ -1,0 +1,1 @@
+"""The engines for bilinear models, and their random starts."""

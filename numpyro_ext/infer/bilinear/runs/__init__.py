@@ -1,0 +1,1 @@
+"""Runs: what a fit of a bilinear model answers."""

@@ -1,0 +1,1 @@
+"""Engines on Gaussian fields, but for the variational ones."""

@@ -1,0 +1,1 @@
+"""Runs: what a fit answers, by the way in which hyperparameters were treated."""
