@@ -29,7 +29,7 @@ from .column_sums import Blocks, Expected, joint_log_density, leaning_of, outcom
 
 _BLOCKS_AT_A_TIME = 250
 """Blocks whose second moments are summed at a time; as many are a sample of all for a rough estimate."""
-_NO_MASS = 1e-12
+_NO_MASS = 1e-14
 """Posterior mass at which a node is left out of second moments."""
 
 
