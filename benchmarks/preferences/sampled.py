@@ -20,7 +20,7 @@ RANK, NUM_USERS = 2, 200
 _NUM_WARMUP, _NUM_SAMPLES, _MOST_ROUNDS, _NUM_FIELDS = 200, 400, 4, 2
 """Draws of the chain: before, then so many at a time while its scales have not mixed; and utilities for every other."""
 SCALES = "scale", "mean_scale", "sigma"
-"""Of V under a half-normal prior of scale 1, of b and of the own process under half-normal ones of scale 3."""
+"""Scales: that of V has a half-normal prior of scale 1, those of b and of the own process one of scale 3."""
 
 
 def with_priors(user: Any, first: Any, second: Any, won: Any = None, *, num_users: int, kernel: Any, rank: int) -> None:

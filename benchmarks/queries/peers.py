@@ -41,7 +41,7 @@ _WARMUP, _NUM_DRAWS, _THINNING = 128, 128, 8
 """Settings of NUTS: a quarter of BoTorch's default for the warmup and half of it for the draws, as many kept."""
 _NUM_MEMBERS, _NUM_RISKS = 10, 3
 _KERNEL = {"log_scale": np.log(3.0), "log_length": np.zeros(2)}
-"""Of the noisy block; round numbers, as what is compared are the queries."""
+"""Hyperparameters of the noisy block, as round numbers: what is compared are the queries."""
 _IN_TEST = np.arange(444) >= 194
 _Query = Callable[[Mapping[str, Any], np.ndarray], np.ndarray]
 """From the data and the labels, which are nan where there is none, to utilities, which are nan where none is wanted."""

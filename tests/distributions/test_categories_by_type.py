@@ -23,7 +23,7 @@ def answers(**options):
 
 @needs_float64
 def test_density_sums_over_all_types():
-    """Of three people, one of whom has no observation; of a batch, under jit, and after a copy."""
+    """Three people, one of whom has no observation; a batch, a compiled call, and a copy."""
     values = np.array([[0, 2, 1, 1, 0], [2, 2, 0, 1, 1]])
     for value, found in zip(values, answers().log_prob(values), strict=True):
         total, of_first = 0.0, np.zeros(2)

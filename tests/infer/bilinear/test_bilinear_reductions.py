@@ -157,7 +157,7 @@ def moments_of_all(form, state):
 @needs_float64
 @thorough
 def test_zeros_are_pairs_of_uniform_selection():
-    """As many censored pairs as there are pairs, one of each: zeros, and a zero more in each listed pair."""
+    """Zeros are censored pairs, one of each pair, with a zero more in each listed one."""
     uniform = Background(jnp.asarray(float(R * C)), PAIRS.selection)
     pairs = form_of(SOME, ones, background=uniform)
     state = core.init(pairs, KEY, "diagonal", "diagonal")
@@ -232,7 +232,7 @@ def products_of(w, z):
 @needs_float64
 @slow
 def test_messages_about_noise_that_is_known_are_expectation_propagation(plain):
-    """Of a model without a latent variance, cut point or hyperprior the iterations for these end where those of the
+    """A model without a latent variance, cut point or hyperprior: iterations for these end where those of the
     plain engine do."""
     data = some_ratings()
     reading = read_bilinear(

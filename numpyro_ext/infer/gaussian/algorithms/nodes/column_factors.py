@@ -1,4 +1,4 @@
-"""What the factors of columns are made of, and columns of rows that stand one below the other, as records do."""
+"""Parameters and weights of the factors of columns, and columns found in rows that are records, one below the other."""
 
 from __future__ import annotations
 
