@@ -51,6 +51,39 @@ def test_matrices_of_all_personal_parts_act_as_free_ones(cell, candidate):
         np.testing.assert_allclose(*log_probs, rtol=1e-5)
 
 
+def test_gradients_are_those_of_back_propagation_by_hand():
+    """Ko (2017, section 3.3) from the last event of a chunk to its first, with the state before the chunk held."""
+    rng = np.random.default_rng(0)
+    values = {"W_in": rng.normal(size=(2, 5)), "W_out": rng.normal(size=(5, 2)), "W_h": rng.normal(size=(3, 1, 2, 2))}
+    users, events, mask, _ = ARGUMENTS
+    start = rng.normal(size=(2, 2))
+
+    def total(values):
+        model = substitute(seed(collaborative_rnn, 0), values)
+        return log_density(model, (users, events, mask, jnp.asarray(start)), SIZES, {})[0]
+
+    found = jax.jit(jax.grad(total))({name: jnp.asarray(value) for name, value in values.items()})
+    wanted = {name: np.zeros_like(value) for name, value in values.items()}
+    for user, items, number, h in zip(
+        np.asarray(users), np.asarray(events), np.asarray(mask).sum(1), start, strict=True
+    ):
+        states = [h]
+        for item in items[: number - 1]:  # the last event is scored and not taken in
+            states.append(np.tanh(values["W_h"][user, 0] @ states[-1] + values["W_in"][:, item]))
+        after = np.zeros(2)
+        for t in reversed(range(number)):
+            mass = np.exp(values["W_out"] @ states[t])
+            error = np.eye(5)[items[t]] - mass / mass.sum()
+            wanted["W_out"] += np.outer(error, states[t])
+            if t == 0:
+                break
+            after = (1.0 - states[t] ** 2) * (values["W_out"].T @ error + values["W_h"][user, 0].T @ after)
+            wanted["W_h"][user, 0] += np.outer(after, states[t - 1])
+            wanted["W_in"][:, items[t - 1]] += after
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], 1.5 * value, rtol=1e-12, atol=1e-14)  # two users stand for three
+
+
 @pytest.mark.thorough
 def test_the_gate_mixes_the_network_with_the_persons_own_counts():
     """Density by hand, event by event, at once and in chunks that hand the counts on."""

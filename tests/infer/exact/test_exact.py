@@ -14,10 +14,8 @@ import pytest
 from jax import random
 from numpyro.contrib.control_flow import scan
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS, Predictive
-from numpyro.infer.hmc import hmc
+from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
-from scipy import stats
 
 from numpyro_ext.infer import EP, IndependenceMetropolis, LaplaceApproximation, PosteriorReparam
 from numpyro_ext.infer.exact.agreement import agreement_between
@@ -606,78 +604,3 @@ def _check_interrupted_run(exact):
     exact.post_warmup_state, at = None, 100  # before anything is drawn
     with pytest.raises(KeyboardInterrupt):
         exact.run(random.key(4), COUNTS)
-
-
-def grouped_counts(counts):
-    scale, level = numpyro.sample("scale", dist.HalfNormal(1.0)), numpyro.sample("level", dist.Normal(0.0, 1.0))
-    rate = numpyro.sample("rate", dist.Normal(level, scale).expand([3]).to_event(1))
-    numpyro.sample("y", dist.Poisson(jnp.exp(rate[GROUP])), obs=counts)
-
-
-def crossed_answers(answers):
-    """Answers of four people to three questions, yes or no."""
-    of_people = numpyro.sample("of_people", dist.HalfNormal(1.0))
-    person = numpyro.sample("person", dist.Normal(0.0, of_people).expand([4]).to_event(1))
-    question = numpyro.sample("question", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-    numpyro.sample("y", dist.Bernoulli(logits=person[:, None] + question).to_event(2), obs=answers)
-
-
-def walk_of_counts(counts):
-    scale = numpyro.sample("scale", dist.HalfNormal(0.5))
-    walk = numpyro.sample("walk", dist.GaussianRandomWalk(scale, num_steps=8))
-    numpyro.sample("y", dist.Poisson(jnp.exp(walk)).to_event(1), obs=counts)
-
-
-SIMULATED = {
-    "groups": (grouped_counts, COUNTS),
-    "crossed": (crossed_answers, np.array([[0, 1, 1], [1, 1, 1], [0, 0, 1], [0, 1, 0]])),
-    "walk": (walk_of_counts, np.array([0, 2, 1, 3, 5, 4, 6, 2])),
-}
-
-
-def _ranks(reparam, model, keys, observed, truth, num_draws):
-    """Ranks of the true values among thinned draws for each data set, all in one program: draws in the coordinates of
-    one fit are exact at any data of these shapes.
-
-    :param truth: values of the sites, one row for a data set.
-    :return: shape ``(quantities, data sets)``.
-    """
-    coordinates, transformed = reparam.coordinates, reparam.reparam(model)
-
-    def energy(y):
-        return lambda white: -log_density(transformed, (y,), {}, {LATENT: white})[0]
-
-    begin, move = hmc(potential_fn_gen=energy, algo="NUTS")
-
-    def one(key, y, truth):
-        start = jnp.zeros(coordinates.size)
-        state = begin(start, num_warmup=200, adapt_mass_matrix=False, model_args=(y,), rng_key=key)
-
-        def some(state, times):
-            return jax.lax.fori_loop(0, times, lambda _, s: move(s, (y,)), state)
-
-        _, white = jax.lax.scan(lambda s, _: (some(s, 4),) * 2, some(state, 200), length=num_draws)
-        draws = jax.lax.map(lambda z: coordinates.values(z)[0], white.z)
-        return jnp.concatenate([jnp.ravel((draws[n] < truth[n]).sum(0)) for n in truth])
-
-    return np.asarray(jax.jit(jax.vmap(one))(keys, observed, truth)).T
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SIMULATED)
-def test_ranks_of_true_values_are_even(name, num_simulations=100, num_draws=99):
-    model, observed = SIMULATED[name]
-    reparam = PosteriorReparam(fitted(model, observed))
-    simulated = Predictive(model, num_samples=num_simulations)(random.key(7), None)
-    truth = {site: simulated[site] for site in reparam.coordinates.names}
-    keys = random.split(random.key(8), num_simulations)
-    by_quantity = _ranks(reparam, model, keys, simulated["y"], truth, num_draws)
-    limit = 0.001 / len(by_quantity)
-    assert _evenness(by_quantity).min() > limit
-    # the same ranks among draws that are half as wide would not pass
-    assert _evenness(np.clip(2 * by_quantity - 50, 0, 99)).min() < limit
-
-
-def _evenness(ranks):
-    """P-values of ranks up to 99, shape ``(quantities, simulations)``, under even ones."""
-    return stats.chisquare(np.stack([np.bincount(row // 20, minlength=5) for row in ranks]), axis=1).pvalue
