@@ -181,7 +181,8 @@ class ChunkedSVI:
 
         An interrupt from the keyboard ends the run after the batch that is being computed, and what it has is returned.
         A step whose loss or parameters are not finite is not taken, nor the rest of its batch, and the rate is halved;
-        the third time the run ends. Both are warned of and told by ``fit.stopped``.
+        the third time the run ends. Both are warned of and told by ``fit.stopped``. A loss that ends far above that of
+        the first epoch is warned of, too.
 
         :param rng_key: key of the initial values, the order of batches and the draws of the guide.
         :param data: rows, or sequences with ``items``, ``starts``, ``lengths`` and ``num_items``. A split (``train``

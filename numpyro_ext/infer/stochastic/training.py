@@ -78,6 +78,7 @@ class Training:
             self.checkpoint.write(self, now=True)
         if self.state.num_failures:
             self.notes.append(f"{self.state.num_failures} losses were not finite; the rate was halved each time")
+        self._tell_of_a_rise()
         return stopped
 
     def _epochs(self, num_epochs: int, patience: int | None, bar: Any, interrupted: list[bool]) -> str:
@@ -132,6 +133,14 @@ class Training:
             warn(f"ChunkedSVI: {where}; the rate is halved.")
         else:
             warn(f"ChunkedSVI: {where}. It is the third time, so training ends; try a smaller rate.")
+
+    def _tell_of_a_rise(self) -> None:
+        """Say that the loss is far above that of the first epoch: steps so long diverge without overflowing."""
+        losses = self.state.losses
+        if len(losses) > 1 and losses[-1] - losses[0] > abs(losses[0]):
+            note = f"the loss of epoch {len(losses)} is {losses[-1]:.4g} nats, of the first {losses[0]:.4g}"
+            self.notes.append(note)
+            warn(f"ChunkedSVI: {note}: training diverges; try a smaller rate.")
 
     def _progress(self) -> str:
         error = f", validation {self.state.errors[-1]:.4f}" if self.state.errors else ""

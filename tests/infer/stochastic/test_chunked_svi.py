@@ -330,6 +330,19 @@ def test_losses_that_are_not_finite_are_not_taken():
     assert fit.last_state.rate == 0.125 and np.isfinite(fit.params["scale"])
 
 
+def test_a_loss_that_grows_is_told():
+    def model(rows, y, *, num_rows):
+        mean = numpyro.param("mean", jnp.array(0.1))
+        with numpyro.plate("rows", num_rows, subsample_size=len(rows)):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    engine = ChunkedSVI(model, optim=optax.sgd(3.0), plate="rows", batch_size=2, progress_bar=False)
+    with pytest.warns(UserWarning, match="training diverges; try a smaller rate"):
+        fit = engine.run(random.key(0), np.zeros(4), num_epochs=4, num_rows=4)
+    assert fit.notes[0].startswith("the loss of epoch 4 is ") and np.isfinite(fit.losses).all()
+    assert engine.run(random.key(0), np.zeros(4), num_epochs=1, num_rows=4).notes == ()  # of one nothing is known
+
+
 def personal_means(users, events, mask, carry, *, num_users, num_items):
     spread = numpyro.param("spread", jnp.array(0.7), constraint=constraints.positive)
     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
