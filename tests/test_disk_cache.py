@@ -98,6 +98,7 @@ def by_default(home, **settings):
 needs_locks = pytest.mark.skipif(sys.platform != "linux", reason="the folder of caches is named as on Linux")
 
 
+@pytest.mark.thorough
 @needs_locks
 def test_programs_are_kept_by_default_and_that_is_said_once(tmp_path):
     hits, before, after, said = by_default(tmp_path)

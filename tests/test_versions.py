@@ -71,6 +71,7 @@ print(bool(jnp.all(x > 0)))
 """
 
 
+@pytest.mark.thorough
 def test_calls_of_the_host_end_in_one_thread():
     """A call whose arguments are copied on another thread of JAX's pool waits for ever here."""
     environment = {**os.environ, "PJRT_NPROC": "1"}

@@ -47,6 +47,7 @@ def test_items_of_a_2pl_have_the_information_of_the_formula(engine, at):
     np.testing.assert_allclose(found[1:], gain[1:], rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_several_traits_are_scored_by_determinants_and_nuisances_left_out():
     x = np.array([[1.0, 0.0], [0.6, 0.8], [0.0, 2.0], [1.0, -1.0]])
     covariance = np.array([[1.0, 0.4], [0.4, 2.0]])

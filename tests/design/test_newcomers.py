@@ -155,6 +155,7 @@ def test_frequencies_of_levels_are_counted():
         cold_start(BilinearEP(heteroscedastic_ratings), data, new="tastes")
 
 
+@pytest.mark.thorough
 def test_other_fits_are_refused_by_name():
     def counts(row, column, y=None):
         u = numpyro.sample("u", dist.Normal(0, 1).expand([3, 1]).to_event(2))

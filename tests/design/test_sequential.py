@@ -17,7 +17,6 @@ from numpyro_ext.infer import EP, INLA, AdaptiveQuadrature, LaplaceApproximation
 from numpyro_ext.potentials import ProbitPotential
 from numpyro_ext.potentials.information import expected_information
 from tests.compilations import compiled_programs
-from tests.tiers import thorough
 
 NUM = 40
 X = np.sort(np.random.default_rng(0).uniform(-3.0, 3.0, NUM))
@@ -97,7 +96,8 @@ def test_the_order_of_observations_does_not_matter(walked):
         np.testing.assert_allclose(one, two, atol=1e-8)
 
 
-@pytest.mark.parametrize("kind", [EP, *thorough(LaplaceApproximation, VariationalGaussian)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", [EP, LaplaceApproximation, VariationalGaussian])
 def test_a_design_may_begin_without_labels(kind):
     """The posterior is the prior then, and it is said so: masks of the wrong sense look the same."""
     with pytest.warns(UserWarning, match="of 'y' is masked, so that the posterior is the prior"):

@@ -14,7 +14,6 @@ from benchmarks.queries.hyper_information import NUM_LATTICES, losses
 from numpyro_ext.design import draws_of, expected_information_gain
 from numpyro_ext.infer import EP, INLA, predictive_moments
 from tests.infer.front.answers.uncertain_process import CASE, DATA, EXACT, SEEN, X_NEW, X, Y, process
-from tests.tiers import few
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +23,8 @@ def fitted():
     return engine
 
 
-@pytest.mark.parametrize("hyper, name", few([("mgp", "U_xi_nats_mgp_y"), ("linearised", "U_xi_nats_linearised")], 1))
+@pytest.mark.thorough
+@pytest.mark.parametrize("hyper, name", [("mgp", "U_xi_nats_mgp_y"), ("linearised", "U_xi_nats_linearised")])
 def test_reference_values(fitted, hyper, name):
     gain = expected_information_gain(fitted, focus="xi", hyper=hyper)["y"]
     assert np.all(gain[SEEN] == -np.inf)

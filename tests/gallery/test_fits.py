@@ -16,7 +16,7 @@ from . import GAUSSIAN, MODELS
 
 READ = [name for name, model in MODELS.items() if not model.refusal]
 # The others are long runs; these two guard the same promise.
-TIERS = {"milk_imputation": (), "rasch": pytest.mark.thorough}
+TIERS = dict.fromkeys(("milk_imputation", "rasch"), pytest.mark.thorough)
 FACTORS = ("principal_components", "poisson_factors", "matrix_factorisation")
 # Fits that say that they did not converge, and why they cannot.
 NOT_CONVERGED = {

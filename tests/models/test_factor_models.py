@@ -170,7 +170,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "topics" else n for n in CASES])
+SAMPLERS = {"topics": pytest.mark.slow, "graphical, mixed": pytest.mark.thorough}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SAMPLERS[n]) if n in SAMPLERS else n for n in CASES])
 def test_samplers_can_start(name):
     model, arguments = CASES[name]
     start = initialize_model(random.key(3), model, model_args=arguments).param_info

@@ -128,6 +128,7 @@ def test_noise_of_rows_and_columns_is_learned():
         engine.run(KEY, rows, cols, y, heteroscedastic=True, **sizes | {"num_rows": 150})
 
 
+@pytest.mark.thorough
 @needs_float64
 def test_types_of_users_are_at_a_mode_where_another_algorithm_ends():
     """Expectation maximisation ends where the density of the model has no slope within the simplexes."""

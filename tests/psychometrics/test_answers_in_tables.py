@@ -65,6 +65,7 @@ def test_draws_of_nuts_know_the_names_of_items_too():
     assert test_retest(source, TABLE[ITEMS[::-1]]).agreement == 1.0
 
 
+@pytest.mark.thorough
 def test_simulated_tests_take_people_in_the_order_in_which_they_are_given(engine):
     paths = [
         simulate_tests(engine, table, RULES, num_items=2, items="point", show_progress=False)["mean"].values
@@ -76,6 +77,7 @@ def test_simulated_tests_take_people_in_the_order_in_which_they_are_given(engine
     np.testing.assert_allclose(paths[0], straight["mean"].values)
 
 
+@pytest.mark.thorough
 def test_a_response_of_a_fit_knows_the_names_of_its_items(engine):
     response, traits = response_of(engine), engine.posterior["trait"].mean
     expected = item_fit(response, traits, ANSWERS).infit

@@ -26,7 +26,7 @@ from numpyro_ext.infer import EP, LaplaceApproximation, VariationalGaussian
 from numpyro_ext.infer.hyper.space import UnconstrainedSpace
 from numpyro_ext.potentials.trees.forest import Forest
 from numpyro_ext.structure import read_bilinear, read_latent_gaussian, read_sparse_linear
-from tests.tiers import few, thorough
+from tests.tiers import thorough
 
 IS_DOUBLE = jax.config.jax_enable_x64
 KEY = jax.random.key(0)
@@ -162,8 +162,9 @@ def as_floats():
     return {model: read(model, (jnp.asarray,), check=False) for model, read in MODELS.items()}
 
 
-@pytest.mark.parametrize("kind", ["python", *thorough("numpy", "jax", "float32")])
-@pytest.mark.parametrize("model", few(MODELS, 1), ids=lambda model: model.__name__)
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["python", "numpy", "jax", "float32"])
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_all_kinds_of_numbers_are_read_as_floating_ones(model, kind, as_floats):
     number = KINDS[kind]
     # the comparison with NumPyro's density compiles, so it is left to the kind that rounds

@@ -184,6 +184,7 @@ def test_what_is_expected_of_cells_needs_no_observations(fitted):
         fitted.log_predictive(rows, cols, None, **SIZES)
 
 
+@pytest.mark.thorough
 def test_rankings(fitted):
     rows, cols = np.repeat([0, 3], C), np.tile(np.arange(C), 2)
     ranks = fitted.expected_ranks(random.key(0), rows, cols, np.zeros(2 * C, int), **SIZES)["counts"]

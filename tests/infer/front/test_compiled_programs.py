@@ -105,6 +105,7 @@ def test_predictions_at_other_rows_compile_nothing_from_the_second_on():
     assert not names
 
 
+@pytest.mark.thorough
 def test_scores_of_a_number_of_other_rows_compile_few_programs():
     """Their forms, and what the field is there, are a program each, not one for each operation."""
     run = fit(EP, 0, np.arange(NUM_ROWS) % NUM_GROUPS)

@@ -168,6 +168,7 @@ def test_a_fit_in_two_runs_is_the_fit_in_one(counts_case):
     assert short.diagnostics.num_steps == long.diagnostics.num_steps == 4
 
 
+@pytest.mark.thorough
 def test_a_state_on_other_data_is_only_a_start(counts_case, fitted_counts):
     engine = EP(counts_case.model, progress_bar=False)
     other = counts_case.y + 1

@@ -10,16 +10,14 @@ import pytest
 
 from numpyro_ext.structure import LatentGaussianReading
 from tests.infer.front.files.saved_runs import runs
-from tests.tiers import thorough
 
 
 def array_leaves(tree):
     return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array | np.ndarray) and leaf.size > 1]
 
 
-@pytest.mark.parametrize(
-    "name", ["ep", *thorough("structured_mean_field", "ep_tree", "inla", "bilinear", "variational_gaussian")]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["ep", "structured_mean_field", "ep_tree", "inla", "bilinear", "variational_gaussian"])
 def test_nothing_of_a_run_is_kept_when_the_engine_is_gone(name):
     run = runs()[name]
     given, kwargs = jax.tree.map(lambda x: x + 0 if isinstance(x, jax.Array) else x, (run.args, run.kwargs))

@@ -120,7 +120,8 @@ def exact_deviation(y):
     return np.sqrt(weights @ b**2 - (weights @ b) ** 2)
 
 
-@pytest.mark.parametrize("engine_type", [EP, *thorough(VariationalGaussian)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine_type", [EP, VariationalGaussian])
 def test_standard_deviations_that_a_gaussian_has_too_small_are_told(engine_type, capsys):
     engine = engine_type(wide_line, progress_bar=False)
     engine.run(KEY, LINE, MIXED.astype(int))

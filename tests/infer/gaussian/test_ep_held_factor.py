@@ -119,6 +119,7 @@ def test_sweeps_that_run_out_hold_the_posterior_of_their_last_sites():
     np.testing.assert_allclose(own, expected, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_sweeps_end_early_below_a_floor_alone():
     """Evidences at broad priors take many sweeps, and no digits are needed where they are far below a floor."""
     form = crossed_form(jnp.array([30.0, 20.0, 30.0]), "binary")

@@ -305,6 +305,7 @@ def test_what_cannot_be_integrated_is_said(monkeypatch):
     assert fitted.log_evidence.hyperparameters == "optimum"
 
 
+@pytest.mark.thorough
 def test_an_evidence_that_did_not_settle_outweighs_nothing(monkeypatch, exact):
     # As that of EP where its iteration does not converge: 4000 above the mode, two standard deviations away from it.
     fits = exploration.Surroundings.fits

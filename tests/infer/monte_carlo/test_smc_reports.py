@@ -141,6 +141,7 @@ def test_arguments_of_other_kinds():
         smc.update(pd.Series(["a"] * 40), np.arange(40) < 20)
 
 
+@pytest.mark.thorough
 def test_columns_of_pandas_are_arrays_to_a_model_that_fails_on_them():
     def line(table, y):
         slope = numpyro.sample("slope", dist.Normal(0, 1))

@@ -208,6 +208,7 @@ def test_arviz_and_predictive(given):
     assert np.std(predicted.mean(0) - DATA) < 0.4
 
 
+@pytest.mark.thorough
 def test_save_and_load(learned, tmp_path):
     learned.save(tmp_path / "run.npz")
     loaded = StructuredMeanField.load(tmp_path / "run.npz", learning)

@@ -32,6 +32,7 @@ def check_equal(one, other):
     assert all(type(table) is np.ndarray for table in jax.tree.leaves((kept.tables, kept.row_states)))
 
 
+@pytest.mark.thorough
 def test_sequences_have_the_numbers_of_the_device(engine, split, tmp_path):
     host = chain_engine(optim=optax.adam(0.6), tables="host")
     fit, found = run(engine, split, num_epochs=4), run(host, split, num_epochs=4)

@@ -21,7 +21,6 @@ from numpyro_ext.infer.stochastic.setting import Setting
 from numpyro_ext.models import collaborative_rnn
 from numpyro_ext.sequences import EventSequences, EventSplit
 from tests.monte_carlo import NUM_ERRORS
-from tests.tiers import thorough
 
 NUM_ITEMS, SGD = 4, optax.sgd(0.0)
 
@@ -230,15 +229,14 @@ def turns(users, events, mask, carry, *, num_users, num_items, sees_others=False
 GRU = {"width": 2, "personal": "low-rank", "rank": 2, "cell": "gru", "num_items": 5}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "options", "carry", "is_stepwise"),
     [
         (turns, {"num_items": 4}, (jnp.array(0.3), jnp.array(0)), True),
-        *thorough(
-            (turns, {"num_items": 4, "sees_others": True}, (jnp.array(0.3), jnp.array(0)), False),
-            (collaborative_rnn, GRU, jnp.zeros(2), True),
-            (collaborative_rnn, {**GRU, "pointer": True}, (jnp.zeros(2), jnp.zeros(5)), False),
-        ),
+        (turns, {"num_items": 4, "sees_others": True}, (jnp.array(0.3), jnp.array(0)), False),
+        (collaborative_rnn, GRU, jnp.zeros(2), True),
+        (collaborative_rnn, {**GRU, "pointer": True}, (jnp.zeros(2), jnp.zeros(5)), False),
     ],
 )
 def test_the_curvature_is_the_hessian_of_the_density(model, options, carry, is_stepwise):
@@ -269,6 +267,7 @@ def test_the_evidence_of_a_search_that_has_not_ended_is_that_of_its_end(has_ende
     assert (abs(found - end.log_evidence) < 1e-9) is not has_ended, (found, end.log_evidence)
 
 
+@pytest.mark.thorough
 def test_slopes_in_single_precision_are_those_of_autodiff():
     """Sums over many items for several numbers, which jaxlib 0.10.2 gets wrong in single precision alone."""
     options = {"num_users": 1, "num_items": 922, "width": 2, "personal": "low-rank", "rank": 4}

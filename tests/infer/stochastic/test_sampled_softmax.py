@@ -16,7 +16,6 @@ from numpyro_ext.infer import ChunkedSVI
 from numpyro_ext.infer.stochastic.chunks import Events
 from numpyro_ext.infer.stochastic.sampled_softmax import draw_candidates, log_proposals
 from numpyro_ext.models import collaborative_rnn
-from tests.tiers import thorough
 
 NUM_ITEMS = 12
 RNG = np.random.default_rng(3)
@@ -83,7 +82,8 @@ def split(log, last=5):
     return SimpleNamespace(train=part(table[:, :-last]), validation=part(table[:, -last:]))
 
 
-@pytest.mark.parametrize("number", [8, *thorough(20)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [8, 20])
 def test_a_network_trained_on_some_items_scores_all(number):
     options = {"optim": optax.adam(0.03), "plate": "users", "batch_size": 8, "chunk": 10, "progress_bar": False}
     data, run = split(chains()), {"num_epochs": 60, "width": 8, "personal": "none"}

@@ -114,16 +114,17 @@ def visit_and_sweep(engine, args, kwargs, *, num=3):
 
 
 @needs_float64
+@thorough
 @pytest.mark.parametrize(
     "kind, options",
     [
         ("normal", {}),
-        pytest.param("jaakkola", {"update": "bulk"}, marks=thorough),
-        pytest.param("bohning", {"update": "coordinate"}, marks=thorough),
-        pytest.param("jaakkola", {"covariance": {"rows": "full"}}, marks=thorough),
-        pytest.param("normal", {"covariance": {"rows": "full", "cols": "point"}}, marks=thorough),
-        pytest.param("ones", {"zeros": "by_row", "covariance": "full"}, marks=thorough),
-        pytest.param("ones", {"zeros": "shared"}, marks=thorough),
+        ("jaakkola", {"update": "bulk"}),
+        ("bohning", {"update": "coordinate"}),
+        ("jaakkola", {"covariance": {"rows": "full"}}),
+        ("normal", {"covariance": {"rows": "full", "cols": "point"}}),
+        ("ones", {"zeros": "by_row", "covariance": "full"}),
+        ("ones", {"zeros": "shared"}),
     ],
 )
 def test_visits_of_all_rows_are_sweeps(kind, options):

@@ -16,7 +16,6 @@ from numpyro_ext.infer.bilinear.marginals.newcomers import Fitted, Newcomers, wi
 from numpyro_ext.models import heteroscedastic_ratings
 from numpyro_ext.structure import ModelStructureError, read_bilinear
 from numpyro_ext.structure.bilinear.noisy.scales import find_noise
-from tests.tiers import thorough
 
 SIZES = {"num_users": 5, "num_items": 6, "rank": 2, "num_levels": 3}
 USER, ITEM = np.divmod(np.random.default_rng(1).permutation(30), 6)
@@ -86,19 +85,18 @@ def exact_moments(people, slots, number):
     return mean, (u - mean).T @ ((u - mean) * weight[:, None]), noise_mean
 
 
+@pytest.mark.thorough
 @needs_float64
 @pytest.mark.parametrize(
     ("side", "options", "of_mean", "of_variance"),
     [
         (0, {"spread": 0.1, "heteroscedastic": False}, 0.05, 0.03),
-        *thorough(
-            # of wide vectors of the other side, which say how large the new ones are
-            (0, {"heteroscedastic": False}, 0.06, 0.1),
-            # noise stands at its mode, where Gaussians hear of it
-            (0, {"spread": 0.1}, 0.15, 0.1),
-            (1, {"spread": 0.1}, 0.35, 0.15),
-            (1, {"spread": 0.1, "learn_cuts": False}, 0.35, 0.15),
-        ),
+        # of wide vectors of the other side, which say how large the new ones are
+        (0, {"heteroscedastic": False}, 0.06, 0.1),
+        # noise stands at its mode, where Gaussians hear of it
+        (0, {"spread": 0.1}, 0.15, 0.1),
+        (1, {"spread": 0.1}, 0.35, 0.15),
+        (1, {"spread": 0.1, "learn_cuts": False}, 0.35, 0.15),
     ],
 )
 def test_new_vectors_have_the_moments_of_their_exact_posterior(side, options, of_mean, of_variance):
@@ -181,6 +179,7 @@ def test_a_fit_goes_on_with_further_ratings():
     assert float(info.change) < 2e-3
 
 
+@pytest.mark.thorough
 def test_what_is_shared_between_newcomers_is_refused_by_name():
     fitted = posited()
     groups = fitted.form._replace(

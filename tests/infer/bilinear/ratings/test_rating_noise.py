@@ -259,6 +259,7 @@ def test_sweeps_are_those_of_variational_bayes():
     assert np.max(np.abs(found[0].seen.mean - start.rows.seen.mean)) > 0.1
 
 
+@pytest.mark.thorough
 def test_a_cell_that_explains_its_predictor_leaves_a_share_of_the_prior():
     """Taking its message out left next to nothing of the product, which lay anywhere."""
     form = read(ratings, USER, ITEM, RATING)[1]

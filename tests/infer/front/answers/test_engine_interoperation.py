@@ -36,6 +36,7 @@ def test_arviz_finds_every_group(inference_data, counts_case):
     np.testing.assert_array_equal(inference_data["observed_data"]["y"], counts_case.y)
 
 
+@pytest.mark.thorough
 def test_arviz_draws_are_those_of_the_engine(inference_data, fitted_counts, counts_case):
     draws = fitted_counts.get_samples()
     np.testing.assert_array_equal(

@@ -41,6 +41,7 @@ def optimum(line_case):
     return found.x, np.asarray(jax.hessian(lambda u: exact_objective(line_case, u))(jnp.asarray(found.x)))
 
 
+@pytest.mark.thorough
 def test_hyperparameters_maximise_evidence_and_prior(fitted_line, optimum):
     (level, log_scale), _ = optimum
     assert fitted_line.diagnostics.hyper.converged

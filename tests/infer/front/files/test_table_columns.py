@@ -86,6 +86,7 @@ def test_items_of_other_people_are_taken_by_their_names():
         engine.fold_in(others, family="rasch")
 
 
+@pytest.mark.thorough
 def test_cells_of_a_table_are_taken_by_their_names():
     def model(cells, value=None):
         cells = jnp.asarray(cells)

@@ -127,6 +127,7 @@ def test_laplaces_method_finds_the_mode_and_its_curvature(prior):
     np.testing.assert_allclose(engine.log_evidence, expected, rtol=1e-8)
 
 
+@pytest.mark.thorough
 def test_laplaces_method_keeps_other_priors_as_points_and_says_so():
     def model(y):
         level = numpyro.sample("level", dist.Normal(0, 5))

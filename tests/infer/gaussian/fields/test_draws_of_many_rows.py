@@ -10,7 +10,6 @@ from numpyro.infer.util import log_density
 
 from numpyro_ext.infer import EP, LaplaceApproximation
 from numpyro_ext.infer.gaussian.fitting.costs import FIT_COSTS
-from tests.tiers import thorough
 
 GROUP = np.arange(60) % 6
 SIGNS = (np.random.default_rng(0).random(60) < np.array([0.1, 0.3, 0.9, 0.5, 0.95, 0.2])[GROUP]).astype(int)
@@ -43,7 +42,8 @@ def fitted(engine, model, **options):
     return engine
 
 
-@pytest.mark.parametrize("integrate", [*thorough("auto"), "none"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("integrate", ["auto", "none"])
 def test_densities_of_draws_are_those_of_the_model_when_asked_for(integrate):
     engine = fitted(LaplaceOfManyRows, logistic, integrate=integrate)
     draws = engine.get_samples()
@@ -59,6 +59,7 @@ def test_densities_of_draws_are_those_of_the_model_when_asked_for(integrate):
     np.testing.assert_allclose(energy, usual.get_extra_fields()["potential_energy"], rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_factors_that_may_be_zero_are_looked_at_in_any_case():
     engine = fitted(ExpectationPropagationOfManyRows, rates)
     draws, seen = np.asarray(engine.get_samples()["effect"]), np.bincount(GROUP, SIGNS) > 0

@@ -78,7 +78,7 @@ def form_of(family, hyper, *, num_probes):
 HYPER = {"logistic": {}, "Gaussian": {"noise": jnp.asarray(1.1)}, "Poisson": {}}
 
 
-@pytest.mark.parametrize("family", ["logistic", "Gaussian", *thorough("Poisson")])
+@pytest.mark.parametrize("family", ["Gaussian", *thorough("logistic", "Poisson")])
 def test_laplace_with_unit_vectors_for_probes_is_that_of_the_dense_matrix(family):
     logs = jnp.log(jnp.array([0.5, 0.7]))
     found = []

@@ -141,7 +141,7 @@ def unequal(table, levels=False):
             ({"model": unequal, "levels": True}, "proper priors"),
             ({"model": choices, "table": jnp.array([0, 1, 2])}, "same linear map"),  # only while all scales are one
         ],
-        2,
+        1,
     ),
 )
 def test_refusals(arguments, message):

@@ -28,6 +28,7 @@ from numpyro_ext.structure import ModelStructureError
 from tests.compilations import compiled_programs
 from tests.monte_carlo import NUM_ERRORS
 from tests.readings import with_fit_costs
+from tests.tiers import thorough
 
 _NUM_PEOPLE, _NUM_ITEMS = 12, 4
 
@@ -306,7 +307,7 @@ def test_a_rule_that_is_too_coarse_is_told():
     assert engine.diagnostics.quadrature_error > 1e-3
 
 
-@pytest.mark.parametrize(("error", "is_maximum"), [(0.05, True), (0.5, False)])
+@pytest.mark.parametrize(("error", "is_maximum"), [*thorough((0.05, True)), (0.5, False)])
 def test_a_maximum_of_nodes_that_do_not_suffice_is_none(monkeypatch, error, is_maximum):
     """The engine has no more nodes to give, as where a slope runs away."""
     monkeypatch.setattr(adaptive_quadrature, "quadrature_error", lambda *_: (error, 0.0, 4000))

@@ -46,7 +46,8 @@ def _run(engine_type, model, *args, **kwargs):
     return engine
 
 
-@pytest.mark.parametrize("has_gaps", [pytest.param(False, marks=pytest.mark.thorough), True])
+@pytest.mark.thorough
+@pytest.mark.parametrize("has_gaps", [False, True])
 def test_a_fit_is_that_of_all_members_at_once(has_gaps):
     answers = _with_gaps(_answers(5)) if has_gaps else _answers(5)
     model = partial(item_response, family="2pl")
