@@ -19,11 +19,14 @@ from numpyro_ext.infer.bilinear.algorithms import quadratic
 from numpyro_ext.infer.bilinear.algorithms import sweeps as core
 from numpyro_ext.infer.bilinear.algorithms.cells import Block
 from numpyro_ext.infer.bilinear.algorithms.quadratic import Options
+from numpyro_ext.infer.bilinear.algorithms.quadratic.sums import sums_of_some, vector_sums
+from numpyro_ext.infer.bilinear.algorithms.quadratic.updates import closed_update, update_in_parts
 from numpyro_ext.models import binary_factorization
 from numpyro_ext.potentials import LogitPotential
 from numpyro_ext.structure import ModelStructureError
 from numpyro_ext.structure.bilinear.form import Background, Bilinear, Common, GaussianSide, order_cells
 from tests.infer.bilinear.bilinear_forms import REFERENCE
+from tests.tiers import few
 
 needs_float64 = pytest.mark.skipif(not jax.config.jax_enable_x64, reason="checks float64 accuracy")
 thorough, slow = pytest.mark.thorough, pytest.mark.slow
@@ -47,6 +50,35 @@ def form_of(rows, cols, x, sides, coupling, linear, *, has_zeros=False, common_s
         Common(GaussianSide(jnp.zeros((1, 1)), jnp.full((1, 1, 1), common_scale**-2.0)), jnp.ones((n, 1))),
     )
     return order_cells(form)
+
+
+@needs_float64
+@pytest.mark.parametrize("kind", ["grid", "tiles"])
+@pytest.mark.parametrize("is_diagonal", few([True, False], 1))
+def test_some_rows_at_a_time_move_as_all_at_once(kind, is_diagonal):
+    """Parts that overlap, rows without a cell, zeros that nobody listed, and a few cells in the last tile."""
+    rng = np.random.default_rng(5)
+    rows, cols = np.nonzero(rng.random((70, 60)) < np.where(np.arange(70) % 9, 0.5, 0.0)[:, None])
+    precision = np.ones((2,)) if is_diagonal else np.eye(2) + 0.3
+    sides = [GaussianSide(jnp.zeros((n, 2)), jnp.broadcast_to(precision, (n, *precision.shape))) for n in (70, 60)]
+    none = np.zeros((1, 0))
+    x = rng.integers(0, 2, len(rows))
+    form = form_of(rows, cols, x, sides, np.ones((1, 2)), (none, none), has_zeros=True)
+    options = Options("jaakkola", kind, is_diagonal, "joint" if is_diagonal else "bulk")
+    family = "diagonal" if is_diagonal else "full"
+    state = jax.jit(core.init, static_argnums=(2, 3))(form, random.key(0), family, family)
+    groups = ((0, 2),)
+
+    @jax.jit
+    def both(form, state):
+        views = quadratic.with_tangents(quadratic.make_views(form, options), state, options)
+        own, other = state.rows, state.columns
+        given = views.problem("rows", options), views.at_cells(state, "rows", options).products, own, other, None
+        parts = update_in_parts(own, form.rows, sums_of_some(*given, 16), groups, 16)
+        return closed_update(own, form.rows, vector_sums(*given), groups), parts
+
+    for one, other in zip(*map(jax.tree.leaves, both(form._replace(common=None), state)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
 # A trace that is known

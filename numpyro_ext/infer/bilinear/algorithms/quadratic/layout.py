@@ -18,15 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .....linalg.in_range import rows_of
+from .....linalg.in_range import IN_RANGE, rows_of
 from .....potentials.base import Potential
 from .....structure.bilinear.form import Bilinear
 from ..cells import Side, oriented
 from ..terms import Coefficients
-from .moments import Moments, unpack
+from .moments import Moments, pack
 
 LayoutKind = Literal["grid", "tiles"]
-_Carry = TypeVar("_Carry")
+_Sums = TypeVar("_Sums")
 _GRID_CELLS = 1 << 16
 _TILE_CELLS = 1 << 11
 _SHORTEST, _LONGEST = 4, 64
@@ -162,24 +162,42 @@ def products_of(layout: Layout, own: Moments, other: Moments) -> Products:
         blank = Products(jnp.zeros_like(cells.weight), jnp.ones_like(cells.weight))
         return jax.lax.cond(
             _has_cells(cells),
-            lambda: Products(*_product_moments(rows_of(own, cells.own), _seen(cells, other))),
+            lambda: Products(*_product_moments(rows_of(own, cells.own), seen_from(cells, other))),
             lambda: blank,
         )
 
     return jax.lax.map(step, layout.cells)
 
 
+def to_vectors(sums: _Sums, cells: Cells, found: _Sums) -> _Sums:
+    """Add what was found of each row of a chunk to the vector that it belongs to."""
+
+    def add(x: Array, y: Array) -> Array:
+        return x.at[cells.own].add(y, indices_are_sorted=True, **IN_RANGE)
+
+    return jax.tree.map(add, sums, found)
+
+
 def visit(
     layout: Layout,
     products: Products,
-    function: Callable[[_Carry, Cells, Products], _Carry],
-    start: _Carry,
-) -> _Carry:
-    """``function(carry, cells, products)`` for one chunk after the other."""
+    function: Callable[[Cells, Products], _Sums],
+    start: _Sums,
+    add: Callable[[_Sums, Cells, _Sums], _Sums] = to_vectors,
+) -> _Sums:
+    """Sums over all chunks.
+
+    :param function: what is found in one of them.
+    :param start: what it is added to.
+    :param add: how; by default each row to its vector.
+    """
 
     @jax.checkpoint
-    def step(carry: _Carry, chunk: tuple[Cells, Products]) -> tuple[_Carry, None]:
-        return jax.lax.cond(_has_cells(chunk[0]), lambda: function(carry, *chunk), lambda: carry), None
+    def step(sums: _Sums, chunk: tuple[Cells, Products]) -> tuple[_Sums, None]:
+        blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *chunk))
+        # of the sums themselves a branch would make a copy
+        found = jax.lax.cond(_has_cells(chunk[0]), lambda: function(*chunk), lambda: blank)
+        return add(sums, chunk[0], found), None
 
     return jax.lax.scan(step, start, (layout.cells, products))[0]
 
@@ -188,11 +206,11 @@ def visit_vectors(
     layout: Layout,
     products: Products,
     other: Moments,
-    function: Callable[[_Carry, Cells, Products, Seen], _Carry],
-    start: _Carry,
-) -> _Carry:
+    function: Callable[[Cells, Products, Seen], _Sums],
+    start: _Sums,
+) -> _Sums:
     """The same with the vectors of the other side, whose moments are given, as the cells see them."""
-    return visit(layout, products, lambda carry, cells, here: function(carry, cells, here, _seen(cells, other)), start)
+    return visit(layout, products, lambda cells, here: function(cells, here, seen_from(cells, other)), start)
 
 
 def _has_cells(cells: Cells) -> Array:
@@ -200,7 +218,8 @@ def _has_cells(cells: Cells) -> Array:
     return jnp.any(cells.weight > 0.0)
 
 
-def _seen(cells: Cells, other: Moments) -> Seen:
+def seen_from(cells: Cells, other: Moments) -> Seen:
+    """Vectors of the other side, whose moments are given, as the cells of a chunk see them."""
     if cells.other is None:
         return Seen(other, False)
     return Seen(rows_of(other, cells.other), True)
@@ -226,15 +245,16 @@ def quadratic_sums(seen: Seen, curvature: Array, slope: Array) -> tuple[Array, A
     """Sums over the cells of each row of a chunk of what is expected of ``slope * eta - curvature * eta**2 / 2``, as a
     function of the vector ``u`` whose products ``eta`` with the vectors of the cells are.
 
-    :return: ``precision``, of shape ``(b, n - 1, n - 1)``, and ``linear``, ``(b, n - 1)``, so that the sum is
-        ``linear @ u - u @ precision @ u / 2`` and a constant.
+    :return: upper triangles of ``precision``, of shape ``(b, n (n - 1) / 2)``, and ``linear``, ``(b, n - 1)``, so that
+        the sum is ``linear @ u - u @ precision @ u / 2`` and a constant.
     """
     moments = seen.moments
     size = moments.mean.shape[-1] - 1
     mean, last = moments.mean[..., :size], moments.mean[..., size]
     if not seen.is_gathered or moments.variance is None:
-        whole = unpack(seen.sum(curvature, moments.second), size + 1)
-        return whole[:, :size, :size], seen.sum(slope, mean) - whole[:, :size, size]
+        whole, column = seen.sum(curvature, moments.second), np.triu_indices(size + 1)[1]
+        of_last = np.flatnonzero(column == size)[:-1]
+        return whole[:, np.flatnonzero(column < size)], seen.sum(slope, mean) - whole[:, of_last]
     weighted = curvature[..., None] * mean
     if mean.shape[1] <= _WRITTEN_OUT:
         terms = (weighted[:, cell, :, None] * mean[:, cell, None, :] for cell in range(mean.shape[1]))
@@ -243,4 +263,4 @@ def quadratic_sums(seen: Seen, curvature: Array, slope: Array) -> tuple[Array, A
         products = jnp.einsum("bmk,bml->bkl", weighted, mean)
     spread = seen.sum(curvature, moments.variance[..., :size])
     precision = products + spread[..., None] * jnp.eye(size, dtype=mean.dtype)
-    return precision, seen.sum(slope - curvature * last, mean)
+    return pack(precision), seen.sum(slope - curvature * last, mean)

@@ -40,16 +40,17 @@ class Moments(NamedTuple):
 
 def pack(matrix: Array) -> Array:
     """Upper triangles of symmetric matrices, one row after the other."""
-    row, column = np.triu_indices(matrix.shape[-1])
-    return matrix[..., row, column]
+    # a gather of the entries would take several times as long
+    return jnp.concatenate([matrix[..., row, row:] for row in range(matrix.shape[-1])], axis=-1)
 
 
 def unpack(packed: Array, size: int) -> Array:
     """Symmetric matrices of their upper triangles."""
-    row, column = np.triu_indices(size)
-    place = np.zeros((size, size), int)
-    place[row, column] = place[column, row] = np.arange(len(row))
-    return packed[..., place]
+    ends = np.cumsum(size - np.arange(size))
+    starts, front = ends - (size - np.arange(size)), [(0, 0)] * (packed.ndim - 1)
+    rows = [jnp.pad(packed[..., starts[row] : ends[row]], [*front, (row, 0)]) for row in range(size)]
+    upper = jnp.stack(rows, axis=-2)
+    return jnp.where(np.tri(size, k=-1, dtype=bool), jnp.swapaxes(upper, -1, -2), upper)
 
 
 def own_moments(block: Block, is_diagonal: bool) -> Moments:

@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .....linalg.in_range import IN_RANGE
 from ..background import AllPairs, sums_for_common, sums_over_pairs, unlisted_zeros
 from ..cells import Block, over_devices
-from .layout import Cells, Layout, Products, Seen, products_of, quadratic_sums, visit, visit_vectors
-from .moments import own_moments, partner_moments
+from .layout import (
+    Cells,
+    Layout,
+    Products,
+    Seen,
+    products_of,
+    quadratic_sums,
+    seen_from,
+    to_vectors,
+    visit,
+    visit_vectors,
+)
+from .moments import own_moments, pack, partner_moments, unpack
 from .rules import Bound, Parabola, logit_negative, parabola, with_rule
 
 
@@ -41,12 +52,18 @@ class Problem(NamedTuple):
 
 class VectorSums(NamedTuple):
     """Quadratic function that bounds the expected log factors of each vector ``u``, less a constant:
-    ``linear @ u - u @ precision @ u / 2``."""
+    ``linear @ u - u @ matrices @ u / 2``."""
 
     precision: Array
-    """Shape ``(num, size, size)``."""
+    """Upper triangles of the matrices, which are half of what many vectors take, shape ``(num, size (size + 1) / 2)``;
+    see :func:`~.moments.pack`."""
     linear: Array
     """Shape ``(num, size)``."""
+
+    @property
+    def matrices(self) -> Array:
+        """The precision of each vector, shape ``(num, size, size)``."""
+        return unpack(self.precision, self.linear.shape[-1])
 
 
 def products_at(problem: Problem, own: Block, other: Block) -> Products:
@@ -110,22 +127,58 @@ def vector_sums(problem: Problem, products: Products, own: Block, other: Block, 
 
     Cost: per cell quadratic in the size.
     """
-    num, size = own.mean.shape
-    there = partner_moments(problem.layout.coefficients, size, other, problem.is_diagonal)
+    there = partner_moments(problem.layout.coefficients, own.mean.shape[1], other, problem.is_diagonal)
+    start = _of_zeros_alone(*_zeros_of_vectors(problem, own, other, common))
+    return visit_vectors(problem.layout, products, there, _quadratic(problem, common), start)
 
-    def step(sums: VectorSums, cells: Cells, here: Products, seen: Seen) -> VectorSums:
+
+def sums_of_some(
+    problem: Problem, products: Products, own: Block, other: Block, common: Block | None, length: int
+) -> Callable[[Array], VectorSums]:
+    """Function of the first of ``length`` vectors in order, to what :func:`vector_sums` gives of them.
+
+    Cost of a call: that of the chunks in which these vectors have cells.
+    """
+    cells, function = problem.layout.cells, _quadratic(problem, common)
+    there = partner_moments(problem.layout.coefficients, own.mean.shape[1], other, problem.is_diagonal)
+    linear, scale, matrix = _zeros_of_vectors(problem, own, other, common)
+
+    def at(first: Array) -> VectorSums:
+        def step(number: Array, sums: VectorSums) -> VectorSums:
+            here, moments = jax.tree.map(lambda x: x[number], (cells, products))
+            place = jnp.where(here.own < first, length, here.own - first)
+            found = function(here, moments, seen_from(here, there))
+            return jax.tree.map(lambda x, y: x.at[place].add(y, mode="drop"), sums, found)
+
+        mine, weights = (jax.lax.dynamic_slice_in_dim(x, first, length) for x in (linear, scale))
+        ends = jnp.searchsorted(cells.own[:, -1], first), jnp.searchsorted(cells.own[:, 0], first + length)
+        return jax.lax.fori_loop(*ends, step, _of_zeros_alone(mine, weights, matrix))
+
+    return at
+
+
+def _quadratic(problem: Problem, common: Block | None) -> Callable[[Cells, Products, Seen], VectorSums]:
+    """Sums over the cells of each row of a chunk, as a function of the chunk."""
+
+    def function(cells: Cells, here: Products, seen: Seen) -> VectorSums:
         found, shift = _of_cells(problem, cells, here, common)
-        precision, linear = quadratic_sums(seen, found.curvature, found.slope - found.curvature * shift)
-        return VectorSums(
-            sums.precision.at[cells.own].add(precision, indices_are_sorted=True, **IN_RANGE),
-            sums.linear.at[cells.own].add(linear, indices_are_sorted=True, **IN_RANGE),
-        )
+        return VectorSums(*quadratic_sums(seen, found.curvature, found.slope - found.curvature * shift))
 
-    start = VectorSums(jnp.zeros((num, size, size), own.mean.dtype), jnp.zeros((num, size), own.mean.dtype))
-    if problem.pairs is not None:
-        zeros = sums_over_pairs(problem.pairs, own, other, _common_moments(common))
-        start = VectorSums(zeros.scale[:, None, None] * zeros.matrix, zeros.linear)
-    return visit_vectors(problem.layout, products, there, step, start)
+    return function
+
+
+def _zeros_of_vectors(problem: Problem, own: Block, other: Block, common: Block | None) -> tuple[Array, Array, Array]:
+    """Linear terms of each vector by zeros that nobody listed, and factors of a matrix that all vectors share."""
+    num, size = own.mean.shape
+    if problem.pairs is None:
+        none = jnp.zeros((num, size), own.mean.dtype)
+        return none, none[:, 0], jnp.zeros((size, size), own.mean.dtype)
+    zeros = sums_over_pairs(problem.pairs, own, other, _common_moments(common))
+    return zeros.linear, zeros.scale, zeros.matrix
+
+
+def _of_zeros_alone(linear: Array, scale: Array, matrix: Array) -> VectorSums:
+    return VectorSums(scale[:, None] * pack(matrix), linear)
 
 
 def vector_values(problem: Problem, products: Products, own: Block, other: Block, common: Block | None) -> Array:
@@ -134,9 +187,8 @@ def vector_values(problem: Problem, products: Products, own: Block, other: Block
     Cost: per cell one evaluation of its factor.
     """
 
-    def step(sums: Array, cells: Cells, here: Products) -> Array:
-        found, _ = _of_cells(problem, cells, here, common)
-        return sums.at[cells.own].add(jnp.sum(found.value, -1), indices_are_sorted=True, **IN_RANGE)
+    def step(cells: Cells, here: Products) -> Array:
+        return jnp.sum(_of_cells(problem, cells, here, common)[0].value, -1)
 
     value = visit(problem.layout, products, step, jnp.zeros(own.mean.shape[:1], own.mean.dtype))
     if problem.pairs is None:
@@ -153,10 +205,9 @@ def zero_values(problem: Problem, products: Products, own: Block, other: Block, 
     pairs = problem.pairs._replace(own_weight=jnp.ones_like(problem.pairs.own_weight))
     problem = problem._replace(pairs=pairs)
 
-    def step(sums: Array, cells: Cells, here: Products) -> Array:
+    def step(cells: Cells, here: Products) -> Array:
         mean, variance, _ = _of_predictors(cells, here, common)
-        found = _of_zeros(problem, cells, mean, variance)
-        return sums.at[cells.own].add(jnp.sum(found.value, -1), indices_are_sorted=True, **IN_RANGE)
+        return jnp.sum(_of_zeros(problem, cells, mean, variance).value, -1)
 
     value = visit(problem.layout, products, step, jnp.zeros(own.mean.shape[:1], own.mean.dtype))
     return value + sums_over_pairs(pairs, own, other, _common_moments(common)).value
@@ -182,24 +233,27 @@ def common_sums(problem: Problem, products: Products, rows: Block, columns: Bloc
     """Sums for the update of the common unknowns, from cells in the order of either side; see :func:`vector_sums`."""
     size = common.mean.shape[1]
 
-    def step(sums: tuple[Array, Array], cells: Cells, here: Products) -> tuple[Array, Array]:
+    def step(cells: Cells, here: Products) -> tuple[Array, Array]:
         assert cells.common is not None
         found, _ = _of_cells(problem, cells, here, common)
         mean = here.mean + cells.offset
         weighted = found.curvature[..., None] * cells.common
         return (
-            sums[0] + jnp.einsum("bmi,bmj->ij", weighted, cells.common),
-            sums[1] + jnp.einsum("bmi,bm->i", cells.common, found.slope) - jnp.einsum("bmi,bm->i", weighted, mean),
+            jnp.einsum("bmi,bmj->ij", weighted, cells.common),
+            jnp.einsum("bmi,bm->i", cells.common, found.slope) - jnp.einsum("bmi,bm->i", weighted, mean),
         )
 
+    def add(sums: tuple[Array, Array], _: Cells, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        return sums[0] + found[0], sums[1] + found[1]
+
     start = jnp.zeros((size, size), rows.mean.dtype), jnp.zeros((size,), rows.mean.dtype)
-    matrix, linear = visit(problem.layout, products, step, start)
+    matrix, linear = visit(problem.layout, products, step, start, add)
     pairs = problem.pairs_of_rows
     if pairs is not None and pairs.common is not None:
         curvature, slope = sums_for_common(pairs, rows, columns)
         matrix = matrix + curvature * jnp.outer(pairs.common, pairs.common)
         linear = linear + slope * pairs.common
-    return VectorSums(matrix[None], linear[None])
+    return VectorSums(pack(matrix)[None], linear[None])
 
 
 def zeros_left(problem: Problem, products: Products, rows: Block, columns: Block, common: Block | None) -> Array:
@@ -212,16 +266,18 @@ def zeros_left(problem: Problem, products: Products, rows: Block, columns: Block
     seen, pairs = problem.pairs, problem.pairs_of_rows
     assert seen is not None and pairs is not None
 
-    def step(sums: Array, cells: Cells, here: Products) -> Array:
+    def step(cells: Cells, here: Products) -> Array:
         mean, variance, _ = _of_predictors(cells, here, common)
         number, _ = seen.listed(cells.own, cells.other)
         number = jnp.where(cells.weight > 0.0, number, 0.0)
         found = jnp.stack([number, number * mean, number * (mean**2 + variance)], axis=-1)
-        if problem.is_of_rows:
-            return sums.at[cells.own].add(jnp.sum(found, 1), indices_are_sorted=True, **IN_RANGE)
+        return jnp.sum(found, 1) if problem.is_of_rows else found
+
+    def to_other(sums: Array, cells: Cells, found: Array) -> Array:
         return sums + jnp.sum(found, 0) if cells.other is None else sums.at[cells.other].add(found)
 
-    listed = visit(problem.layout, products, step, jnp.zeros((len(rows.mean), 3), rows.mean.dtype))
+    add = to_vectors if problem.is_of_rows else to_other
+    listed = visit(problem.layout, products, step, jnp.zeros((len(rows.mean), 3), rows.mean.dtype), add)
     return unlisted_zeros(pairs, rows, columns, listed, _common_moments(common))
 
 

@@ -25,13 +25,14 @@ from .sums import (
     best_tangents,
     common_sums,
     products_at,
+    sums_of_some,
     values_at_moments,
     vector_sums,
     vector_values,
     zero_values,
     zeros_left,
 )
-from .updates import Stages, Update, closed_update, stages_of
+from .updates import Stages, Update, closed_update, stages_of, update_in_parts, vectors_at_a_time
 
 Zeros = Literal["by_row", "shared", "exact"]
 """Tangents of zeros that nobody listed: one for each row, one for all rows, or one for each of them."""
@@ -254,8 +255,9 @@ def update_side(
     refresh: bool = False,
     stages: Stages | None = None,
     cells: AtCells | None = None,
-) -> tuple[State, VectorSums]:
-    """The state after an update of all vectors of a side, and the sums over cells that the last components moved by.
+) -> tuple[State, VectorSums | None]:
+    """The state after an update of all vectors of a side, and the sums over cells that the last components moved by,
+    which are not kept of many rows.
 
     :param Views views: whose tangents of zeros are used.
     :param bool refresh: whether tangents are found anew before each group of components.
@@ -269,10 +271,15 @@ def update_side(
     for groups in stages:
         own, other = blocks_of(state, side)
         _, products = views.at_cells(state, side, options) if cells is None else cells
-        sums = vector_sums(views.problem(side, options), products, own, other, state.common)
-        if side == "columns":
-            sums = over_devices(sums, options.axis_name)
-        state, cells = with_side(state, side, closed_update(own, prior, sums, groups)), None
+        given = views.problem(side, options), products, own, other, state.common
+        if side == "rows" and 2 * (length := vectors_at_a_time(own)) < len(own.mean):
+            block, sums = update_in_parts(own, prior, sums_of_some(*given, length), groups, length), None
+        else:
+            sums = vector_sums(*given)
+            if side == "columns":
+                sums = over_devices(sums, options.axis_name)
+            block = closed_update(own, prior, sums, groups)
+        state, cells = with_side(state, side, block), None
     return state, sums
 
 

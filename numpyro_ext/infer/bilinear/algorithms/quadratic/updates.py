@@ -7,8 +7,10 @@ variances are :math:`1 / P_{kk}`: what the objective loses against the full one 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -20,6 +22,8 @@ from .sums import VectorSums
 Update = Literal["joint", "bulk", "coordinate"]
 Stages = tuple[tuple[tuple[int, int], ...], ...]
 """Ranges of components that move together, in stages; before each of these the tangents are found anew."""
+_NUMBERS_AT_A_TIME = 1 << 21
+"""Numbers in the matrices that are solved at once."""
 
 
 def stages_of(update: Update, num_paired: int, size: int, *, refresh: bool = False) -> Stages:
@@ -47,7 +51,7 @@ def closed_update(own: Block, prior: GaussianSide, sums: VectorSums, groups: tup
     :param groups: ranges of components; those of a full covariance are all of them.
     """
     size = own.mean.shape[1]
-    precision = prior.matrices + sums.precision
+    precision = prior.matrices + sums.matrices
     linear = prior.apply(prior.mean) + sums.linear
     mean = own.mean
     for start, stop in groups:
@@ -70,6 +74,34 @@ def closed_update(own: Block, prior: GaussianSide, sums: VectorSums, groups: tup
     for start, stop in groups:
         moved = moved.at[start:stop].set(True)
     return Block(mean, jnp.where(moved, 1.0 / diagonal, own.covariance))
+
+
+def update_in_parts(
+    own: Block,
+    prior: GaussianSide,
+    sums_at: Callable[[Array], VectorSums],
+    groups: tuple[tuple[int, int], ...],
+    length: int,
+) -> Block:
+    """The same for ``length`` vectors after the other, so that the matrices of all of them are never held at once.
+
+    :param sums_at: sums of the cells of vectors from the first of some on, see :func:`~.sums.sums_of_some`.
+    """
+    num = len(own.mean)
+
+    def step(number: Array, out: Block) -> Block:
+        first = jnp.minimum(number * length, num - length)  # the last parts overlap
+        some, theirs = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, length), (own, prior))
+        found = closed_update(some, theirs, sums_at(first), groups)
+        return jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, first, 0), out, found)
+
+    return jax.lax.fori_loop(0, -(-num // length), step, own)
+
+
+def vectors_at_a_time(own: Block) -> int:
+    """Number of vectors whose matrices are held at once."""
+    num, size = own.mean.shape
+    return min(num, max(1, _NUMBERS_AT_A_TIME // size**2))
 
 
 def _solved(matrix: Array, right: Array) -> Array:

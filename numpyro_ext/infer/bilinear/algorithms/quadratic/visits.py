@@ -64,8 +64,8 @@ def visit_closed(
     if form.common is not None:
         assert shared.common_total is not None and visited.common_factor is not None
         form = form._replace(common=form.common._replace(prior=shared.common_total.without(visited.common_factor)))
-        moved, sums = update_common(form, state, with_tangents(views, state, options, cells), options, cells)
-        state, common_factor = _if(moves.shared, moved, state), Factor(*sums)
+        moved, of_common = update_common(form, state, with_tangents(views, state, options, cells), options, cells)
+        state, common_factor = _if(moves.shared, moved, state), Factor(of_common.matrices, of_common.linear)
     if state.selected is not None:
         moved, _, total = with_shares(state, views, options, cells)
         state = _if(moves.shares, moved, state)
@@ -87,12 +87,13 @@ def visit_closed(
     expected = vector_values(problem, cells.products, *blocks_of(state, "columns"), state.common)
     objective = jnp.sum(expected) - jnp.sum(divergence(state.rows, form.rows)) + form.log_constant
     moved, sums = update_side(form, state, views, "columns", options, cells=cells)
+    assert sums is not None  # only those of rows are not kept
     state = _if(moves.shared, moved, state)
 
     rows, columns = blocks_of(state)
     own, objective = visited.own._replace(block=rows), over_devices(objective, axis_name)
     moments = own_moments(form, rows, axis_name)
-    found = Visited(own, Factor(*sums), objective, common_factor, left, moments=moments)
+    found = Visited(own, Factor(sums.matrices, sums.linear), objective, common_factor, left, moments=moments)
     shared = shared._replace(block=columns, common=state.common)
     if state.selected is not None:
         found, shared = _seen(found, shared, visited, views, state.selected, total, values, axis_name)
