@@ -75,7 +75,7 @@ TOLD = {
     "invalid": "ValueError: num_epochs must be at least 1, got 0.",
     "no list": "TypeError: batches must be a list or generator of batches, got NoneType.",
     "broken": "OSError: the disk is full",
-    "outside": "ModelStructureError: the model does not run on these arguments",
+    "outside": "ModelStructureError: the model refuses these arguments: cols must lie in 0, ..., 5",
 }
 
 
