@@ -57,6 +57,15 @@ def shown(cls: type[_Class]) -> type[_Class]:
     return cls
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts, in the singular or plural.
+
+    >>> counted(1, "step"), counted(2, "step")
+    ('1 step', '2 steps')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def as_text(parts: Sequence[str | Table]) -> str:
     """Lines, all but the first indented, and tables with their columns aligned."""
     lines: list[str] = []

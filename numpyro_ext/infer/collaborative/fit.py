@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
-from ...display import shown
+from ...display import counted, shown
 from ...linalg.saved_names import saved_as
 from ..front.files.archive import read_archive, write_archive
 from .pairs import UserBatch, batches_of_users, checked_outcomes, checked_pairs, warn_of_self_comparisons
@@ -59,14 +59,14 @@ class CollaborativeFit(NamedTuple):
         ending = "converged" if self.converged else "NOT converged"
         num_items, rank = self.prior.loadings.shape
         lines = [
-            f"collaborative_em by {self.method}: {ending} after {self.num_steps} steps",
-            f"{self.num_users} users, {num_items} items, {rank} shared tastes",
+            f"collaborative_em by {self.method}: {ending} after {counted(self.num_steps, 'step')}",
+            f"{self.num_users} users, {num_items} items, {counted(rank, 'shared taste')}",
             f"objective {float(self.objective_trace[-1]):.6g}",
         ]
         if self.num_skipped:
-            lines.append(f"{self.num_skipped} sites kept an old value")
+            lines.append(f"{counted(self.num_skipped, 'site')} kept an old value")
         if self.num_constant:
-            lines.append(f"{self.num_constant} pairs of an item with itself were left out")
+            lines.append(f"left out: {counted(self.num_constant, 'pair')} of an item with itself")
         return lines
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...display import MOST_ROWS, Shown, Table, number
+from ...display import MOST_ROWS, Shown, Table, counted, number
 
 _LARGEST_SHOWN = 1000
 """Elements of a site whose moments are computed only to be shown."""
@@ -55,10 +55,11 @@ def ending(diagnostics: Any) -> list[str]:
     :param Diagnostics diagnostics: of the run.
     """
     end = "converged" if diagnostics.converged else "NOT converged"
-    more = "" if diagnostics.hyper is None else f", {diagnostics.hyper.num_evaluations} fits for hyperparameters"
-    lines = [f"{end} after {diagnostics.num_steps} steps{more}"]
+    lines = [f"{end} after {counted(diagnostics.num_steps, 'step')}"]
+    if diagnostics.hyper is not None:
+        lines[0] += f", {counted(diagnostics.hyper.num_evaluations, 'fit')} for hyperparameters"
     if diagnostics.num_skipped:
-        lines.append(f"{diagnostics.num_skipped} factors were refused in the last step")
+        lines.append(f"{counted(diagnostics.num_skipped, 'factor')} refused in the last step")
     if diagnostics.points:
         lines.append(f"set to a point, without uncertainty: {', '.join(diagnostics.points)}")
     if diagnostics.edges:

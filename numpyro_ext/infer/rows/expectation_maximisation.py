@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ...display import shown
+from ...display import counted, shown
 from ...optional import optional
 from ...potentials import GaussianPotential
 from ..front.running.progress import progress_bar as progress
@@ -55,7 +55,7 @@ class EMResult(NamedTuple):
     def _shown(self) -> list[str]:
         ending = "converged" if self.converged else "NOT converged"
         lines = [
-            f"variational_em: {ending} after {self.num_steps} iterations",
+            f"variational_em: {ending} after {counted(self.num_steps, 'iteration')}",
             f"objective {float(self.objective_trace[-1]):.6g}",
             repr(self.rows),
         ]

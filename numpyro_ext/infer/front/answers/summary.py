@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....display import counted
 from ..display import flatness
 from ..labels import Coords, Dims, Labels
 from ..options import nearest_name, suggests
@@ -193,9 +194,9 @@ def format_summary(
     error = "" if log_evidence.standard_error is None else f" +- {log_evidence.standard_error:.2g}"
     ending = "converged" if diagnostics.converged else "NOT converged"
     lines.append(f"{kind}: {float(log_evidence):.3f}{error}{of_hyper}{flatness(log_evidence)}")
-    lines.append(f"{work} {ending} after {diagnostics.num_steps} steps")
+    lines.append(f"{work} {ending} after {counted(diagnostics.num_steps, 'step')}")
     if diagnostics.hyper is not None:
-        lines[-1] += f"; hyperparameters learned with {diagnostics.hyper.num_evaluations} fits"
+        lines[-1] += f"; hyperparameters learned with {counted(diagnostics.hyper.num_evaluations, 'fit')}"
     if diagnostics.points:
         lines.append(f"Set to a point, without uncertainty: {', '.join(diagnostics.points)}")
     if diagnostics.edges:
