@@ -278,14 +278,26 @@ def test_refusals_are_in_the_words_of_the_model():
 
 
 @pytest.mark.filterwarnings("ignore:Items to look at")
-def test_an_item_that_nobody_answered_is_named_where_errors_are_missing():
+def test_an_item_that_nobody_answered_alone_has_no_standard_errors(tmp_path, capsys):
     theta = np.random.default_rng(3).normal(size=(100, 1))
     answers = (np.random.default_rng(4).random((100, 6)) < sigmoid(theta + np.linspace(-1, 1, 6))).astype(float)
     answers[:, 2] = np.nan
     engine = AdaptiveQuadrature(item_response, progress_bar=False)
     engine.run(random.key(0), answers, family="2pl")
     (message,) = engine.diagnostics.messages
-    assert "'discrimination' (element 2), 'intercept' (element 2)" in message and "no standard errors" in message
+    assert "('discrimination' (element 2), 'intercept' (element 2)): no standard errors of these" in message
+    others = AdaptiveQuadrature(item_response, progress_bar=False)
+    others.run(random.key(0), np.delete(answers, 2, axis=1), family="2pl")
+    engine.save(tmp_path / "fit.npz")
+    for run in (engine, AdaptiveQuadrature.load(tmp_path / "fit.npz", item_response)):
+        for name in ("discrimination", "intercept"):
+            errors, ends = run.hyper[name].standard_error, run.hyper[name].interval()
+            assert np.isnan(errors[2]) and np.isnan(ends[0][2])
+            np.testing.assert_allclose(np.delete(errors, 2), others.hyper[name].standard_error, rtol=1e-3)
+            np.testing.assert_allclose(np.delete(ends[1], 2), others.hyper[name].interval()[1], rtol=1e-3)
+    engine.print_summary()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "[2]" in line and "trait" not in line]
+    assert [line[2] for line in lines] == ["none", "none"]
 
 
 def test_items_without_a_finite_maximum_are_named_once_and_not_at_given_values():

@@ -90,7 +90,8 @@ class HyperEstimate(NamedTuple):
     """One hyperparameter at the maximum of log evidence plus log prior.
 
     Standard errors are ``None`` where nothing was learned (a fixed value, an interrupted run) or where the curvature
-    is not negative definite, so that no error can be read from it.
+    tells none: at a saddle, or along flat directions that all elements have a part in. Where some elements have none,
+    theirs are ``nan``.
     """
 
     value: Array
@@ -126,9 +127,10 @@ class HyperEstimate(NamedTuple):
         absent = "fixed" if self.is_fixed else "none"
         errors = np.full(value.shape, np.nan) if self.standard_error is None else np.asarray(self.standard_error)
         places = list(islice(np.ndindex(value.shape), MOST_ROWS))
-        rows = [[str(list(at)) if at else "", number(value[at]), number(errors[at])] for at in places]
-        if self.standard_error is None:
-            rows = [[*row[:2], absent] for row in rows]
+        rows = [
+            [str(list(at)) if at else "", number(value[at]), absent if np.isnan(errors[at]) else number(errors[at])]
+            for at in places
+        ]
         more = [f"and {value.size - MOST_ROWS} more"] if value.size > MOST_ROWS else []
         return [f"HyperEstimate, shape {value.shape}", Table(["", "value", "std.error"], rows), *more]
 

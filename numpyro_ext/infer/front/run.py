@@ -297,9 +297,10 @@ class FinishedRun(ABC):
 
 
 def hyper_estimates(space: UnconstrainedSpace, fit: Fit) -> dict[str, HyperEstimate]:
-    """Value and standard error of each hyperparameter of a fit; no errors where it has no curvature."""
-    vector = fit.last_state.values
-    errors = space.standard_errors(vector, fit.covariance) if fit.has_curvature and fit.covariance is not None else {}
+    """Value and standard error of each hyperparameter of a fit; no errors along directions without curvature."""
+    vector, errors = fit.last_state.values, {}
+    if fit.covariance is not None and fit.has_error.any():
+        errors = space.standard_errors(vector, fit.covariance, fit.has_error)
     unconstrained = space.unpack_unconstrained(vector)
     out = {}
     for name, value in fit.hyper.items():

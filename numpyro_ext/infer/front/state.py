@@ -36,6 +36,10 @@ class EngineState(NamedTuple):
         return f"EngineState({np.size(self.values)} hyperparameters, {self.num_steps} steps)"
 
 
+NO_ERRORS = np.zeros(0, bool)
+"""Of a fit whose hyperparameters, if it has some, have no standard errors."""
+
+
 class Fit(NamedTuple):
     """The outcome of a run."""
 
@@ -44,10 +48,15 @@ class Fit(NamedTuple):
     """All hyperparameters, constrained."""
     covariance: np.ndarray | None
     """Covariance of the unconstrained free hyperparameters, from the curvature; ``None`` if it was not computed."""
-    has_curvature: bool
-    """True if the objective curves downwards in every direction, so that standard errors exist."""
+    has_error: np.ndarray
+    """Free hyperparameters that have a standard error, in the order of the covariance; shape ``(d,)``, boolean."""
     log_evidence: float
     diagnostics: Diagnostics
+
+    @property
+    def has_curvature(self) -> bool:
+        """True if the objective curves downwards in every direction, so that all standard errors exist."""
+        return bool(np.all(self.has_error))
 
 
 def as_numbers(leaf: Any) -> np.ndarray:

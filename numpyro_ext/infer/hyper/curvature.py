@@ -14,6 +14,8 @@ _PLATEAU = 1e-2
 _LEAST_VARIANCE = 1e-6
 """In the metric of the diagonal, where an axis that curves has a variance of one at least, or a part of it where it is
 confounded with others; below it is rounding of an axis that is flat."""
+_MOST_UNSEEN = 0.01
+"""Share of an axis' variance that directions without curvature may add to it."""
 
 
 def hessian(state: SearchState, *, tol: float) -> np.ndarray:
@@ -43,6 +45,8 @@ class Curvature(NamedTuple):
     """Unit vectors along which it does neither, shape ``(l, d)``."""
     wide_axes: np.ndarray
     """Axes along which the objective falls by less than a half over ten units: a plateau, shape ``(d,)``, boolean."""
+    has_error: np.ndarray
+    """Axes that have a standard error, as no flat direction has a part in them; none at a saddle. Shape ``(d,)``."""
 
     @property
     def is_peak(self) -> bool:
@@ -72,8 +76,11 @@ def curvature(second_derivatives: np.ndarray, *, tol: float) -> Curvature:
     # Rounding on a flat axis stands in proportion to other axes, and would explain all of their variance.
     has_variance = np.diagonal(covariance) > _LEAST_VARIANCE * np.square(units)
     covariance = np.where(has_variance[:, None] & has_variance, covariance, 0.0)
+    # The variance along a flat direction is one over its curvature, of which only a bound is known.
+    unseen = np.sum(np.square(vectors[:, ~is_known]), axis=1) / truncation * np.square(units)
+    has_error = has_variance & (unseen <= _MOST_UNSEEN * np.diagonal(covariance)) & (not up.any())
     directions /= np.sqrt(squared_length)[:, None]
-    return Curvature(covariance, directions[up], directions[~is_known], diagonal <= _PLATEAU)
+    return Curvature(covariance, directions[up], directions[~is_known], diagonal <= _PLATEAU, has_error)
 
 
 def hessian_error(matrix: np.ndarray, direction: np.ndarray, product: np.ndarray, *, tol: float) -> float:

@@ -182,14 +182,18 @@ class UnconstrainedSpace:
             total += jnp.sum(transform.log_abs_det_jacobian(value, transform(value)))
         return total
 
-    def standard_errors(self, vector: Array, covariance: ArrayLike) -> dict[str, tuple[Array, Array]]:
+    def standard_errors(
+        self, vector: Array, covariance: ArrayLike, has_error: ArrayLike
+    ) -> dict[str, tuple[Array, Array]]:
         """Standard errors of the free hyperparameters.
 
         :param vector: the estimate, of shape ``(size,)``.
         :param covariance: of the vector, shape ``(size, size)``.
-        :return: for each name the errors of the constrained value (delta method) and of the unconstrained one.
+        :param has_error: elements of the vector that have one, shape ``(size,)``, boolean.
+        :return: for each name the errors of the constrained value (delta method) and of the unconstrained one; nan
+            where they depend on an element without one.
         """
-        found = shared(_standard_errors, self)(vector, jnp.asarray(covariance))
+        found = shared(_standard_errors, self)(vector, jnp.asarray(covariance), jnp.asarray(has_error))
         return {name: found[name] for name in self.names}
 
 
@@ -216,15 +220,16 @@ def _constrained(space: UnconstrainedSpace) -> Callable[[Array], dict[str, Array
 
 
 def _standard_errors(space: UnconstrainedSpace) -> Callable[..., dict[str, tuple[Array, Array]]]:
-    def standard_errors(vector: Array, covariance: Array) -> dict[str, tuple[Array, Array]]:
+    def standard_errors(vector: Array, covariance: Array, has_error: Array) -> dict[str, tuple[Array, Array]]:
         out = {}
         for name, value in space.unpack_unconstrained(vector).items():
-            block = covariance[space.slices[name], space.slices[name]]
+            block, known = covariance[space.slices[name], space.slices[name]], has_error[space.slices[name]]
             jacobian = jax.jacobian(space.sites[name].transform)(value)
             jacobian = jacobian.reshape(-1, value.size)
             variance = jnp.einsum("ij,jk,ik->i", jacobian, block, jacobian)
-            constrained = jnp.sqrt(variance).reshape(tuple(space.sites[name].shape))
-            out[name] = (constrained, jnp.sqrt(jnp.diagonal(block)).reshape(value.shape))
+            error = jnp.where(jnp.any((jacobian != 0.0) & ~known, axis=1), jnp.nan, jnp.sqrt(variance))
+            own_error = jnp.where(known, jnp.sqrt(jnp.diagonal(block)), jnp.nan)
+            out[name] = (error.reshape(tuple(space.sites[name].shape)), own_error.reshape(value.shape))
         return out
 
     return quick_jit(standard_errors, is_small=True)

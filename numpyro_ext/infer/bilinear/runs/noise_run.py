@@ -28,7 +28,7 @@ from ...front.files.content import Content
 from ...front.options import check_at_least, check_one_of, default_tolerance
 from ...front.results import Diagnostics
 from ...front.running.iterations import StepInfo
-from ...front.state import EngineState, Fit, data_digest
+from ...front.state import NO_ERRORS, EngineState, Fit, data_digest
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms import hybrid
 from ..algorithms import sweeps as core
@@ -324,7 +324,7 @@ class NoiseRun(BilinearRun):
         diagnostics = Diagnostics(ended, 0, np.array([bound]), people.change, 0, {}, None, words)
         state = self.fit.last_state.state._replace(messages=messages)
         last = EngineState(points, state, None, 0, data_digest(reading.written_data, model.space.fixed, reading.key))
-        fit = Fit(last, model.space.unpack(points), None, False, bound, diagnostics)
+        fit = Fit(last, model.space.unpack(points), None, NO_ERRORS, bound, diagnostics)
         return NoiseRun(reading, model.space, fit, rng_key, self.num_samples, model.answers, model, blocks)
 
     def content(self) -> Content:

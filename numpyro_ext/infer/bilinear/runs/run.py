@@ -24,7 +24,7 @@ from ...front.columns import in_columns
 from ...front.results import Diagnostics, HyperEstimate
 from ...front.run import FinishedRun, hyper_estimates
 from ...front.running.progress import warn
-from ...front.state import EngineState, Fit, data_digest
+from ...front.state import NO_ERRORS, EngineState, Fit, data_digest
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms import sweeps as core
 from ..algorithms.cells import Block
@@ -65,7 +65,7 @@ class BilinearRun(FinishedRun):
         """A run with nothing to learn, from the state and the bound at its end."""
         digest = data_digest(reading.written_data, space.fixed, reading.key)
         last = EngineState(jnp.zeros((0,)), state, None, diagnostics.num_steps, digest)
-        fit = Fit(last, space.fixed, None, False, bound, diagnostics)
+        fit = Fit(last, space.fixed, None, NO_ERRORS, bound, diagnostics)
         return cls(reading, space, fit, rng_key, num_samples, programs)
 
     @property

@@ -13,7 +13,7 @@ from ....potentials.families.binary import LogitPotential
 from ....structure.bilinear.reading import BilinearReading
 from ...front.results import Diagnostics
 from ...front.running.chunks import run_in_chunks
-from ...front.state import EngineState, Fit, check_init_state
+from ...front.state import NO_ERRORS, EngineState, Fit, check_init_state
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.quadratic.draws import Problem, first_step
 from ..algorithms.schedules.devices import SeveralDevices
@@ -147,4 +147,4 @@ def fit_sampled(
     diagnostics = Diagnostics(
         converged, found.num_steps, found.trace, float(change / size), 0, {}, None, tuple(messages)
     )
-    return Fit(EngineState(nothing, state, None, found.num_steps, digest), fixed, None, False, bound, diagnostics)
+    return Fit(EngineState(nothing, state, None, found.num_steps, digest), fixed, None, NO_ERRORS, bound, diagnostics)

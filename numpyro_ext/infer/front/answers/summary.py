@@ -218,7 +218,10 @@ def _moments(site: Any, prob: float) -> list[Any]:
 
 def _estimated(point: HyperEstimate, prob: float) -> list[np.ndarray | np.ndarray]:
     shape, absent = np.shape(point.value), "fixed" if point.is_fixed else "none"
-    error = np.full(shape, absent, object) if point.standard_error is None else np.asarray(point.standard_error)
+    error = np.full(shape, absent, object)
+    if point.standard_error is not None:
+        found = np.asarray(point.standard_error)
+        error = np.where(np.isnan(found), error, found)
     return [np.asarray(point.value), error, *point.interval(prob)]
 
 

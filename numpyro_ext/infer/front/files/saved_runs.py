@@ -33,7 +33,7 @@ def outcome_to_content(fit: Fit) -> Content:
         "values": last.values,
         "state": jax.tree.leaves(last.state),
         "covariance": fit.covariance,
-        "has_curvature": fit.has_curvature,
+        "has_error": fit.has_error,
         "log_evidence": fit.log_evidence,
         "diagnostics": diagnostics._replace(hyper=None)._asdict(),
         "hyper_diagnostics": None if learning is None else learning._asdict(),
@@ -45,6 +45,13 @@ def draws_to_content(draws: tuple[dict[str, Array], Array | None] | None) -> Con
     if draws is None or sum(value.size for value in draws[0].values()) > _MOST_DRAWN:
         return {}
     return {"draws": draws[0], "log_density": draws[1]}
+
+
+def errors_from_content(content: Content) -> np.ndarray:
+    """Free hyperparameters with a standard error; files of versions 1 and 2 have them of all or of none."""
+    if "has_error" in content:
+        return np.asarray(content["has_error"])
+    return np.full(np.shape(content["values"]), content["has_curvature"])
 
 
 def diagnostics_from_content(content: Content) -> Diagnostics:
@@ -100,7 +107,8 @@ def fit_from_content(
         raise ValueError("On the saved arguments this model has another density than the one that was run.")
     last = EngineState(values, state, search, content["num_steps"], content["data_digest"])
     diagnostics = diagnostics_from_content(content)
-    return Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
+    errors = errors_from_content(content)
+    return Fit(last, hyper, content["covariance"], errors, content["log_evidence"], diagnostics)
 
 
 def state_from_content(

@@ -312,7 +312,8 @@ class _Ends:
                 if gain <= run.climb.tol or not run.keep(run.climb_from(run.climb.begin(x, ahead.best.state))):
                     break
         rising = self._rising(run.best)
-        return Curvature(np.zeros((size, size)), rising, np.zeros((0, rising.shape[1])), is_wide)
+        nothing = np.zeros((0, rising.shape[1]))
+        return Curvature(np.zeros((size, size)), rising, nothing, is_wide, np.zeros(size, bool))
 
     def _rising(self, search: SearchState) -> np.ndarray:
         """The direction in which iterations leave a point the fastest, if the objective curves upwards in it."""

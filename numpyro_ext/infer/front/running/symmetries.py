@@ -43,7 +43,7 @@ def _few_elements(squares: np.ndarray) -> str:
 
 
 def why_no_errors(space: UnconstrainedSpace, values: np.ndarray, units: np.ndarray, curvature: Curvature) -> str:
-    """Explain missing standard errors: by the name of a symmetry, else by sites.
+    """Explain which standard errors are missing: by the name of a symmetry, else by sites.
 
     :param values: where the search ended, unconstrained, with the field behind the hyperparameters if it was searched.
     :param units: of the coordinates of the search.
@@ -56,11 +56,16 @@ def why_no_errors(space: UnconstrainedSpace, values: np.ndarray, units: np.ndarr
         symmetries, directions = known_symmetries(space, values[: space.size], moves[:, : space.size])
     if symmetries and not len(directions):
         return (
-            f"The log evidence knows nothing of {' and '.join(symmetries)}, under which the model is the same: no "
-            "standard errors. What does not depend on them is learned."
+            f"The log evidence knows nothing of {' and '.join(symmetries)}, under which the model is the same: "
+            f"{_of_what(curvature)}. What does not depend on them is learned."
         )
     rest = f"({names_of_directions(space, directions)})" + "".join(f", nor along {each}" for each in symmetries)
-    return f"The log evidence does not curve downwards in every direction {rest}: no standard errors."
+    return f"The log evidence does not curve downwards in every direction {rest}: {_of_what(curvature)}."
+
+
+def _of_what(curvature: Curvature) -> str:
+    """The standard errors that there are not: all, or those of the sites that are named."""
+    return "no standard errors of these" if curvature.has_error.any() else "no standard errors"
 
 
 def known_symmetries(

@@ -17,7 +17,7 @@ from ...front.running.chunks import run_in_chunks
 from ...front.running.climbs import Climb
 from ...front.running.learning import learn
 from ...front.running.progress import progress_bar, warn
-from ...front.state import EngineState, Fit, check_init_state, data_digest
+from ...front.state import NO_ERRORS, EngineState, Fit, check_init_state, data_digest
 from ...hyper.search import EVALUATIONS_PER_CHUNK
 from ...hyper.space import UnconstrainedSpace
 from ..algorithms.modes.iterated_modes import largest_residual
@@ -122,7 +122,7 @@ def _fit_field(
     diagnostics = _diagnose(
         reading, result.info, result.trace, result.num_steps, None, result.messages, converged, options
     )
-    return Fit(last, hyper, None, False, result.objective, diagnostics)
+    return Fit(last, hyper, None, NO_ERRORS, result.objective, diagnostics)
 
 
 def _learn(
@@ -184,10 +184,11 @@ def _learn(
         reading, info, np.asarray(info.objective_trace)[:steps], steps, learning, messages, converged, options
     )
     last = EngineState(found.search.values, best.state, found.search, 0, digest)
-    covariance = None if found.curvature is None else found.curvature.covariance
-    has_curvature = found.curvature is not None and found.curvature.is_peak
+    covariance, has_error = None, np.zeros(space.size, bool)
+    if found.curvature is not None:
+        covariance, has_error = found.curvature.covariance, found.curvature.has_error
     diagnostics = diagnostics._replace(edges=found.edges)
-    return Fit(last, space.unpack(last.values), covariance, has_curvature, float(best.log_evidence), diagnostics)
+    return Fit(last, space.unpack(last.values), covariance, has_error, float(best.log_evidence), diagnostics)
 
 
 def _diagnose(

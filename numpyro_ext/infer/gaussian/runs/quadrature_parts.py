@@ -21,7 +21,7 @@ from ....structure.latent_gaussian import MoreBlocks
 from ....structure.latent_gaussian.like_another import PartsDiffer, data_of_parts, reading_of_part
 from ....structure.model.running.parts import MemberParts
 from ...front.results import Diagnostics
-from ...front.state import EngineState, Fit
+from ...front.state import NO_ERRORS, EngineState, Fit
 from ..algorithms.nodes.column_parts import PartColumns, PartScores, columns_of_parts, priors_of_parts, scores_of_parts
 from ..algorithms.nodes.interpolated_priors import InterpolatedPriors
 from ..algorithms.nodes.shared_columns import SharedColumns
@@ -209,7 +209,7 @@ def scored_fit(scores: Scores, hyper: dict[str, Array]) -> Fit:
     trace = np.array([scores.log_evidence])
     diagnostics = Diagnostics(True, 1, trace, 0.0, 0, {}, None, (), quadrature_error=scores.error)
     state = EngineState(jnp.zeros((0,)), None, None, 1, "")
-    return Fit(state, hyper, None, False, scores.log_evidence, diagnostics)
+    return Fit(state, hyper, None, NO_ERRORS, scores.log_evidence, diagnostics)
 
 
 def _alike() -> float:

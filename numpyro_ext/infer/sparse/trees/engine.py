@@ -18,7 +18,7 @@ from ....linalg.solvers.posterior_precision import has_diagonal_gram
 from ....potentials.trees.chunks import ForestCosts
 from ....structure import ModelStructureError, SparseLinearReading, read_sparse_linear
 from ...front.files.content import Content
-from ...front.files.saved_runs import diagnostics_from_content, state_from_content
+from ...front.files.saved_runs import diagnostics_from_content, errors_from_content, state_from_content
 from ...front.options import default_tolerance
 from ...front.results import Diagnostics, at_values
 from ...front.running.learning import Learned
@@ -221,7 +221,7 @@ class TreeFitter:
         else:
             check_init_state(init_state, jax.eval_shape(programs.init_state, data, hyper), space.size)
             values, state = init_state.values, init_state.state
-        covariance, has_curvature = None, False
+        covariance, has_error = None, np.zeros(space.size, bool)
         found: Learned | None = None
         at = Searched(data, fixed, projection, values, jnp.ones_like(values))
         if space.size:
@@ -232,7 +232,7 @@ class TreeFitter:
             values = at.origin + at.units * found.search.values
             if found.curvature is not None:
                 scale = np.asarray(at.units)
-                covariance, has_curvature = scale[:, None] * found.curvature.covariance * scale, found.curvature.is_peak
+                covariance, has_error = scale[:, None] * found.curvature.covariance * scale, found.curvature.has_error
         else:
             best = programs.evaluate(at, jnp.zeros_like(values), state)
         hyper, info = space.unpack(values), best.info
@@ -253,7 +253,7 @@ class TreeFitter:
         last = EngineState(
             values, best.state, None, int(info.num_steps), data_digest(reading.written_data, fixed, reading.key)
         )
-        fit = Fit(last, hyper, covariance, has_curvature, float(best.log_evidence), diagnostics)
+        fit = Fit(last, hyper, covariance, has_error, float(best.log_evidence), diagnostics)
         return Member(choice, reading, space, programs, projection, fit)
 
     def _learn(
@@ -361,7 +361,9 @@ class TreeFitter:
         last = EngineState(
             values, state, None, diagnostics.num_steps, data_digest(reading.written_data, fixed, reading.key)
         )
-        fit = Fit(last, hyper, content["covariance"], content["has_curvature"], content["log_evidence"], diagnostics)
+        fit = Fit(
+            last, hyper, content["covariance"], errors_from_content(content), content["log_evidence"], diagnostics
+        )
         return Member(dict(content["arguments"]), reading, space, programs, projection, fit)
 
 

@@ -69,6 +69,23 @@ def test_a_flat_direction_has_no_standard_error_and_no_variance():
     np.testing.assert_allclose(np.abs(ridge.flat), np.sqrt(0.5), rtol=1e-12)
 
 
+def test_axes_without_a_part_in_a_flat_direction_have_their_standard_errors():
+    # Of the first two their difference alone is known, with precision 3, and a covariance with the third.
+    found = curvature(np.array([[-3.0, 3.0, 0.3], [3.0, -3.0, -0.3], [0.3, -0.3, -3.0]]) + 1e-10, tol=1e-4)
+    assert found.has_error.tolist() == [False, False, True] and len(found.flat) == 1
+    of_the_difference = np.linalg.inv([[3.0, -0.3], [-0.3, 3.0]])
+    np.testing.assert_allclose(found.covariance[2, 2], of_the_difference[1, 1], rtol=1e-6)
+
+
+def test_a_small_part_in_a_flat_direction_leaves_no_standard_error():
+    first, second = np.array([1.0, -1.0, 0.0]), np.array([0.1, 0.0, 1.0])  # flat along (1, 1, -0.1)
+    assert not curvature(-np.outer(first, first) - np.outer(second, second), tol=1e-4).has_error.any()
+
+
+def test_a_saddle_has_no_standard_errors():
+    assert not curvature(np.diag([-1.0, 1.0, 0.0]), tol=1e-4).has_error.any()
+
+
 def test_a_flat_axis_has_no_variance_of_rounding():
     """It would stand in proportion to that of another axis, and explain all of it."""
     found = curvature(np.array([[-4.0, 1e-11], [1e-11, 0.0]]), tol=1e-4)

@@ -60,7 +60,8 @@ def test_messages_by_what_is_flat():
     units = np.linspace(0.5, 2.0, SPACE.size)
 
     def message(rising, flat):
-        curvature = Curvature(np.zeros((SPACE.size,) * 2), rising, flat / units, np.zeros(SPACE.size, bool))
+        no = np.zeros(SPACE.size, bool)
+        curvature = Curvature(np.zeros((SPACE.size,) * 2), rising, flat / units, no, no)
         return why_no_errors(SPACE, VALUES, units, curvature)
 
     assert message(none, turns).startswith("The log evidence knows nothing of rotations of the columns of 'V', under")
