@@ -2,8 +2,8 @@
 
 Parts that ``--only`` may name are ``speed`` and ``speed of draws`` (a proposal and an answer), ``peers`` (2000
 simulated tests beside ``catsim``), ``bank`` (errors of rules on a simulated bank), ``coverage`` (of intervals, with
-items as points and as estimates) and ``people`` (Houlsby 2014, figure 8.12, on the IPIP Big Five). Seconds are those
-of the processor.
+items as points and as estimates), ``people`` (Houlsby 2014, figure 8.12, on the IPIP Big Five) and ``drawn people``,
+whose answers the fitted model has drawn. Seconds are those of the processor.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from .many_people import two_parameter_logistic
 
 Errors = dict[str, dict[str, float]]
 """Root mean square errors by rule and number of items."""
-Numbers = dict[str, dict[str, np.ndarray]]
-"""Questions until each criterion by structure of the traits and by rule, one row for each repeat."""
 _RULES = {"information": expected_information_gain, "Fisher": maximum_information, "random": random_scores}
 _TRAITS = "ENACO"
 _REVERSED = {"E": (2, 4, 6, 8, 10), "N": (2, 4), "A": (1, 3, 5, 7), "C": (2, 4, 6, 8), "O": (2, 4, 6)}
@@ -164,8 +162,11 @@ def coverage(draw: int, num_repeats: int = 5) -> list[dict[str, Any]]:
     return rows
 
 
-def people(repeat: int) -> dict[str, Any]:
-    """Five traits: 1500 people fit, 500 are asked, one item of each trait is held out."""
+def people(repeat: int, is_drawn: bool = False) -> dict[str, Any]:
+    """Five traits: 1500 people fit, 500 are asked, one item of each trait is held out.
+
+    :param is_drawn: whether those who are asked answer as the fitted model does, in the place of their own answers.
+    """
     table = np.genfromtxt(data_path("ipip-big5", "big5_first15000.csv.gz"), delimiter=",", skip_header=1)[:, 3:]
     table = table[(table > 0).all(1)].astype(int) - 1
     turned = [10 * _TRAITS.index(trait) + item - 1 for trait, items in _REVERSED.items() for item in items]
@@ -179,10 +180,14 @@ def people(repeat: int) -> dict[str, Any]:
     names = "free_discrimination", "cutpoints", "trait_cholesky"
     slope, cuts, factor = (np.asarray(engine.hyper[name].value) for name in names)
     held_out = np.arange(5) * 10 + rng.integers(10, size=5)
-    return {
-        name: _questions(slope, cuts, trait_of, covariance, chosen[1500:], held_out)
-        for name, covariance in (("independent", np.eye(5)), ("correlated", factor @ factor.T))
-    }
+    found = {}
+    for name, root in (("independent", np.eye(5)), ("correlated", factor)):
+        answers = chosen[1500:]
+        if is_drawn:
+            eta = slope * (rng.normal(size=(500, 5)) @ root.T)[:, trait_of]
+            answers = (rng.random((500, 50, 1)) < expit(eta[..., None] - cuts)).sum(-1)
+        found[name] = _questions(slope, cuts, trait_of, root @ root.T, answers, held_out)
+    return found
 
 
 def _questions(
@@ -250,21 +255,15 @@ def _page(parts: dict[str, list[Any]]) -> list[str]:
                 f"{own['seconds']:.2f} s against {peer:.0f} s ({own['seconds'] / peer:.4f} ×; catsim by "
                 f"{catsim['people']} people); rmse {own['rmse']:.3f}, catsim {catsim['rmse']:.3f}",
             ))  # fmt: skip
-    repeats = parts["people"]
-    numbers: Numbers = {
-        structure: {rule: np.array([row[structure][rule] for row in repeats]) for rule in repeats[0][structure]}
-        for structure in (repeats[0] if repeats else ())
-    }
     rows += _targets_of_bank(parts["bank"])
-    rows += _targets_of_people(numbers) if repeats else ()
-    coverage = [_coverage(found) for found in parts["coverage"]]
-    people = _people(numbers, len(repeats)) if repeats else ()
+    rows += _targets_of_people(parts["people"])
     return blocks(
         "# Adaptive tests",
         table("what | target | measured", rows),
-        people,
+        _people(parts["people"], "Five traits of the Big Five"),
+        _people(parts["drawn people"], "The same, with answers drawn from the fitted model"),
         _by_rule(parts["bank"]),
-        *coverage,
+        *(_coverage(found) for found in parts["coverage"]),
     )
 
 
@@ -298,8 +297,19 @@ def _by_rule(draws: list[Errors]) -> list[str]:
     return blocks(text, table("rule | 1 | 5 | 10 | 20 | 30", rows))
 
 
-def _targets_of_people(numbers: Numbers) -> Iterator[tuple[str, str, str]]:
+def _numbers(repeats: list[dict[str, Any]]) -> dict[str, dict[str, np.ndarray]]:
+    """Questions until each criterion by structure of the traits and by rule, one row for each repeat."""
+    return {
+        structure: {rule: np.array([row[structure][rule] for row in repeats]) for rule in by_rule}
+        for structure, by_rule in repeats[0].items()
+    }
+
+
+def _targets_of_people(repeats: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
     """Questions by information against those of other rules and structures, paired."""
+    if not repeats:
+        return
+    numbers = _numbers(repeats)
     found = numbers["independent"]
     for place, peer, limit in ((0, "random", 0.65), (0, "Big Five", 0.65), (1, "random", 0.75)):
         ratio = (found["information"] / found[peer])[:, place]
@@ -311,15 +321,19 @@ def _targets_of_people(numbers: Numbers) -> Iterator[tuple[str, str, str]]:
         yield what, "no more", f"{mean_and_error(more, '+', 2)}: {verdict(more.mean() <= 0.0)}"
 
 
-def _people(numbers: Numbers, num_repeats: int) -> list[str]:
-    """Questions by each rule, means over repeats."""
+def _people(repeats: list[dict[str, Any]], what: str) -> list[str]:
+    """Questions by each rule, means over repeats, and the paired share that information needs of them until the traits
+    are known."""
+    if not repeats:
+        return []
     rows = (
-        (f"{structure} traits, {rule}", *map(_mean, values.T))
-        for structure, found in numbers.items()
+        (f"{structure} traits, {rule}", *map(_mean, values.T),
+         mean_and_error((found["information"] / values)[:, 0], digits=3))
+        for structure, found in _numbers(repeats).items()
         for rule, values in found.items()
-    )
-    text = f"Five traits of the Big Five, repeats: {num_repeats}; questions until the criterion is reached:"
-    return blocks(text, table(f"rule | {' | '.join(_UNTIL)}", rows))
+    )  # fmt: skip
+    text = f"{what}, repeats: {len(repeats)}; questions until the criterion is reached:"
+    return blocks(text, table(f"rule | {' | '.join(_UNTIL)} | information as a share, first criterion", rows))
 
 
 def _mean(values: np.ndarray) -> str:
@@ -354,8 +368,15 @@ def main() -> None:
         "bank": bank,
         "coverage": coverage,
         "people": people,
+        "drawn people": partial(people, is_drawn=True),
     }
-    draws = dict.fromkeys(experiments, 1) | {"speed": 3, "speed of draws": 3, "bank": 10, "people": 10}
+    draws = dict.fromkeys(experiments, 1) | {
+        "speed": 3,
+        "speed of draws": 3,
+        "bank": 10,
+        "people": 10,
+        "drawn people": 2,
+    }
     study = Study(__doc__, experiments, draws=draws, environment={})
     found = study.run()
     study.write("adaptive-tests", _page(found))
