@@ -56,7 +56,7 @@ def adaptive_tests(study):
         "speed": [some("first", "median", "largest", compiled_later=0)],
         "bank": [bank],
         "coverage": [[shares | {"items": items} for items in ("point", "posterior")]],
-        "people": [people],
+        "people": [people] * 2,
     }
 
 
@@ -137,7 +137,7 @@ STUDIES = {
     "preferences.elicitation": (elicitation, "| synthetic | alone | 2 | 0.500 ± 0.0000 | 0.400 ± 0.0000 |"),
     "preferences.models": (models, "Maximum at log lengths in {0, 0.5}"),
     "preferences.held_out": (held_out, "| GPitem-EP | 0.875 |"),
-    "items.adaptive_tests": (adaptive_tests, "| 100 | posterior | 0.900 |"),
+    "items.adaptive_tests": (adaptive_tests, "| correlated traits, Big Five | 3.0 ± 0.0 | 4.0 ± 0.0 | 1.000 ± 0.000 |"),
     "evidence.calibration": (
         lambda _: {"preferences": [ranks("own")], "items drawn": [ranks("trait")] * 2},
         "10 fitted, 0 not converged",

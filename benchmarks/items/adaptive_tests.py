@@ -2,8 +2,8 @@
 
 Parts that ``--only`` may name are ``speed`` and ``speed of draws`` (a proposal and an answer), ``peers`` (2000
 simulated tests beside ``catsim``), ``bank`` (errors of rules on a simulated bank), ``coverage`` (of intervals, with
-items as points and as estimates) and ``people`` (Houlsby 2014, figure 8.12, on the IPIP Big Five). Seconds are those
-of the processor.
+items as points and as estimates), ``people`` (Houlsby 2014, figure 8.12, on the IPIP Big Five) and ``drawn people``,
+whose answers the fitted model has drawn. Seconds are those of the processor.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ from numpyro_ext.psychometrics import AdaptiveTest, simulate_tests
 from numpyro_ext.psychometrics.adaptive.bank import ItemBank
 from numpyro_ext.psychometrics.adaptive.gaussian import GaussianBeliefs
 
-from ..harness import ProgramLog, Study, blocks, cpu_seconds, table
+from ..harness import ProgramLog, Study, blocks, cpu_seconds, mean_and_error, summary, table, verdict
 from .many_people import two_parameter_logistic
 
+Errors = dict[str, dict[str, float]]
+"""Root mean square errors by rule and number of items."""
 _RULES = {"information": expected_information_gain, "Fisher": maximum_information, "random": random_scores}
 _TRAITS = "ENACO"
 _REVERSED = {"E": (2, 4, 6, 8, 10), "N": (2, 4), "A": (1, 3, 5, 7), "C": (2, 4, 6, 8), "O": (2, 4, 6)}
 """Items of the IPIP that speak against their trait."""
+_UNTIL = "0.9 in the traits", "90 % of the score"
+"""Criteria of a test that is long enough, in the order of what is kept."""
 _BANKS = ("speed", 1, "items as points"), ("speed of draws", 5, "100 draws of the items")
 """Parts that are timed, what they should take in milliseconds, and what the items are."""
 
@@ -113,11 +117,12 @@ def peers(draw: int, num_people: int = 2000, num_peer: int = 50) -> dict[str, An
     return found
 
 
-def bank(draw: int) -> dict[str, Any]:
-    """Root mean square error of 2000 people, bank of 200, after 1, 5, 10, 20 and 30 items."""
-    slope, intercept = _simulated_bank(200)
-    theta = np.random.default_rng(4).normal(size=2000)
-    answers = np.random.default_rng(5).random((2000, 200)) < expit(slope * theta[:, None] + intercept)
+def bank(draw: int) -> Errors:
+    """Root mean square error of 2000 people, a bank of 200, after 1, 5, 10, 20 and 30 items."""
+    slope, intercept = _simulated_bank(200, draw)
+    rng = np.random.default_rng((draw, 4))
+    theta = rng.normal(size=2000)
+    answers = rng.random((2000, 200)) < expit(slope * theta[:, None] + intercept)
     paths = simulate_tests(_bank(slope, intercept), answers, _RULES, prior=(0.0, 1.0), show_progress=False)
     error = np.sqrt(np.mean((paths["mean"].values - theta[:, None]) ** 2, 1))
     return {
@@ -157,8 +162,11 @@ def coverage(draw: int, num_repeats: int = 5) -> list[dict[str, Any]]:
     return rows
 
 
-def people(repeat: int) -> dict[str, Any]:
-    """Five traits: 1500 people fit, 500 are asked, one item of each trait is held out."""
+def people(repeat: int, is_drawn: bool = False) -> dict[str, Any]:
+    """Five traits: 1500 people fit, 500 are asked, one item of each trait is held out.
+
+    :param is_drawn: whether those who are asked answer as the fitted model does, in the place of their own answers.
+    """
     table = np.genfromtxt(data_path("ipip-big5", "big5_first15000.csv.gz"), delimiter=",", skip_header=1)[:, 3:]
     table = table[(table > 0).all(1)].astype(int) - 1
     turned = [10 * _TRAITS.index(trait) + item - 1 for trait, items in _REVERSED.items() for item in items]
@@ -172,10 +180,14 @@ def people(repeat: int) -> dict[str, Any]:
     names = "free_discrimination", "cutpoints", "trait_cholesky"
     slope, cuts, factor = (np.asarray(engine.hyper[name].value) for name in names)
     held_out = np.arange(5) * 10 + rng.integers(10, size=5)
-    return {
-        name: _questions(slope, cuts, trait_of, covariance, chosen[1500:], held_out)
-        for name, covariance in (("independent", np.eye(5)), ("correlated", factor @ factor.T))
-    }
+    found = {}
+    for name, root in (("independent", np.eye(5)), ("correlated", factor)):
+        answers = chosen[1500:]
+        if is_drawn:
+            eta = slope * (rng.normal(size=(500, 5)) @ root.T)[:, trait_of]
+            answers = (rng.random((500, 50, 1)) < expit(eta[..., None] - cuts)).sum(-1)
+        found[name] = _questions(slope, cuts, trait_of, root @ root.T, answers, held_out)
+    return found
 
 
 def _questions(
@@ -243,50 +255,92 @@ def _page(parts: dict[str, list[Any]]) -> list[str]:
                 f"{own['seconds']:.2f} s against {peer:.0f} s ({own['seconds'] / peer:.4f} ×; catsim by "
                 f"{catsim['people']} people); rmse {own['rmse']:.3f}, catsim {catsim['rmse']:.3f}",
             ))  # fmt: skip
-    for error in parts["bank"]:
-        below = 1.0 - error["Fisher"]["10"] / error["random"]["10"]
-        ahead = error["information"]["5"] / error["Fisher"]["5"] - 1.0
-        what = "one trait, bank of 200, 2000 people: Fisher against random in rmse at 10 items"
-        rows.append((what, "≥ 25 % below", f"{100 * below:.0f} % below"))
-        rows.append(("the same: information against Fisher at 5 items", "not behind", f"{100 * ahead:+.1f} % in rmse"))
-    lines = blocks(
+    rows += _targets_of_bank(parts["bank"])
+    rows += _targets_of_people(parts["people"])
+    return blocks(
         "# Adaptive tests",
-        table("what | target | measured", [*rows, *_people(parts["people"])]),
+        table("what | target | measured", rows),
+        _people(parts["people"], "Five traits of the Big Five"),
+        _people(parts["drawn people"], "The same, with answers drawn from the fitted model"),
+        _by_rule(parts["bank"]),
+        *(_coverage(found) for found in parts["coverage"]),
     )
-    for found in parts["coverage"]:
-        lines += ["", *_coverage(found)]
-    for error in parts["bank"]:
-        by_rule = ((name, *(f"{value:.3f}" for value in found.values())) for name, found in error.items())
-        lines += ["", "Root mean square error by number of items, bank of 200:", ""]
-        lines += table("rule | 1 | 5 | 10 | 20 | 30", by_rule)
-    return lines
 
 
-def _people(repeats: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Questions until the traits and the score of the whole pool are nearly reached, and paired ratios."""
+def _targets_of_bank(draws: list[Errors]) -> Iterator[tuple[str, str, str]]:
+    """Rules against each other on simulated banks, paired."""
+    if not draws:
+        return
+
+    def below(rule: str, peer: str, step: str) -> np.ndarray:
+        return np.array([100.0 * (1.0 - error[rule][step] / error[peer][step]) for error in draws])
+
+    gain, behind = below("Fisher", "random", "10"), -below("information", "Fisher", "5")
+    error = summary(behind)
+    what = f"one trait, bank of 200, 2000 people, draws: {len(draws)}; Fisher below random in rmse at 10 items"
+    yield what, "≥ 25 %", f"{mean_and_error(gain)} %: {verdict(gain.mean() >= 25.0)}"
+    # Of one draw there is no error, and any difference counts.
+    is_level = error["mean"] <= np.nan_to_num(2.0 * error["standard_error"])
+    what = "the same: information behind Fisher in rmse at 5 items"
+    yield what, "not, by two standard errors", f"{mean_and_error(behind, '+', 2)} %: {verdict(is_level)}"
+
+
+def _by_rule(draws: list[Errors]) -> list[str]:
+    """Root mean square errors, means over draws."""
+    if not draws:
+        return []
+    rows = (
+        (rule, *(mean_and_error((error[rule][step] for error in draws), digits=3) for step in steps))
+        for rule, steps in draws[0].items()
+    )
+    text = "Root mean square error of the trait by number of items, simulated banks of 200:"
+    return blocks(text, table("rule | 1 | 5 | 10 | 20 | 30", rows))
+
+
+def _numbers(repeats: list[dict[str, Any]]) -> dict[str, dict[str, np.ndarray]]:
+    """Questions until each criterion by structure of the traits and by rule, one row for each repeat."""
+    return {
+        structure: {rule: np.array([row[structure][rule] for row in repeats]) for rule in by_rule}
+        for structure, by_rule in repeats[0].items()
+    }
+
+
+def _targets_of_people(repeats: list[dict[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Questions by information against those of other rules and structures, paired."""
     if not repeats:
         return
-    numbers = {
-        structure: {name: np.array([row[structure][name] for row in repeats]) for name in repeats[0][structure]}
-        for structure in ("independent", "correlated")
-    }
-    for structure, found in numbers.items():
-        words = [f"{name} {_mean(values[:, 0])} / {_mean(values[:, 1])}" for name, values in found.items()]
-        what = f"people, {structure} traits, repeats: {len(repeats)}; questions until 0.9 in the traits / 90 % of the"
-        yield f"{what} score", "", "; ".join(words)
+    numbers = _numbers(repeats)
     found = numbers["independent"]
     for place, peer, limit in ((0, "random", 0.65), (0, "Big Five", 0.65), (1, "random", 0.75)):
-        ratio = (found["information"] / found[peer])[:, place].mean()
-        what = f"questions by information until {('0.9 in the traits', '90 % of the score')[place]}, against {peer}"
-        yield what, f"≤ {limit} ×", f"{ratio:.2f} ×: {'met' if ratio <= limit else 'missed'}"
-    more = (numbers["correlated"]["information"] - found["information"]).mean(0)
-    measured = f"{more[0]:+.1f} / {more[1]:+.1f}: {'met' if np.all(more <= 0.0) else 'missed'}"
-    yield "correlated against independent traits, by information", "no more questions", measured
+        ratio = (found["information"] / found[peer])[:, place]
+        what = f"questions by information until {_UNTIL[place]}, against {peer}"
+        yield what, f"≤ {limit} ×", f"{mean_and_error(ratio, digits=3)} ×: {verdict(ratio.mean() <= limit)}"
+    for place, until in enumerate(_UNTIL):
+        more = (numbers["correlated"]["information"] - found["information"])[:, place]
+        what = f"questions by information until {until}, correlated against independent traits"
+        yield what, "no more", f"{mean_and_error(more, '+', 2)}: {verdict(more.mean() <= 0.0)}"
+
+
+def _people(repeats: list[dict[str, Any]], what: str) -> list[str]:
+    """Questions by each rule, means over repeats, and the paired share that information needs of them until the traits
+    are known."""
+    if not repeats:
+        return []
+    rows = (
+        (f"{structure} traits, {rule}", *map(_mean, values.T),
+         mean_and_error((found["information"] / values)[:, 0], digits=3))
+        for structure, found in _numbers(repeats).items()
+        for rule, values in found.items()
+    )  # fmt: skip
+    text = f"{what}, repeats: {len(repeats)}; questions until the criterion is reached:"
+    return blocks(text, table(f"rule | {' | '.join(_UNTIL)} | information as a share, first criterion", rows))
 
 
 def _mean(values: np.ndarray) -> str:
     reached = np.isfinite(values)
-    return f"{values[reached].mean():.1f}" if reached.all() else f"> {np.nanmean(values):.1f} ({(~reached).sum()} not)"
+    if reached.all():
+        return mean_and_error(values)
+    return f"> {np.nanmean(values):.1f} ({(~reached).sum()} not)"
 
 
 def _coverage(rows: list[dict[str, Any]]) -> list[str]:
@@ -314,8 +368,15 @@ def main() -> None:
         "bank": bank,
         "coverage": coverage,
         "people": people,
+        "drawn people": partial(people, is_drawn=True),
     }
-    draws = dict.fromkeys(experiments, 1) | {"speed": 3, "speed of draws": 3, "people": 10}
+    draws = dict.fromkeys(experiments, 1) | {
+        "speed": 3,
+        "speed of draws": 3,
+        "bank": 10,
+        "people": 10,
+        "drawn people": 2,
+    }
     study = Study(__doc__, experiments, draws=draws, environment={})
     found = study.run()
     study.write("adaptive-tests", _page(found))

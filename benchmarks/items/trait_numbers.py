@@ -2,8 +2,8 @@
 
 Experiments of Houlsby (2014, sections 8.3 and 8.4) on open data: 500 and 5000 people, 80 % of whose answers are there
 to learn from; factor analysis (GFA) with 1 to 20 traits by ``variational_em``, with the loadings of the five scales
-(GFA-BIG5) and random ones (GFA-rand); graded and partial-credit items (MIRT) with one trait by
-``AdaptiveQuadrature``. Data are below ``NUMPYRO_EXT_DATA``.
+(GFA-BIG5) and random ones (GFA-rand); graded and partial-credit items (MIRT) with one and two traits by
+``AdaptiveQuadrature`` and with three and four by ``EP``. Data are below ``NUMPYRO_EXT_DATA``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scipy.special import expit
 from scipy.stats import norm
 
 from numpyro_ext.datasets import data_path
-from numpyro_ext.infer import AdaptiveQuadrature, LatentGaussianRows, pit_histogram, variational_em
+from numpyro_ext.infer import EP, AdaptiveQuadrature, LatentGaussianRows, pit_histogram, variational_em
 from numpyro_ext.models import item_response
 from numpyro_ext.potentials import GaussianPotential
 from numpyro_ext.psychometrics import (
@@ -39,8 +39,8 @@ from ..harness import Study, blocks, cpu_seconds, table_head
 DIMENSIONS = {500: (1, 2, 3, 4, 5, 6, 8, 10, 20), 5000: (1, 2, 5, 8, 10, 20)}
 REPEATS = {500: 5, 5000: 1}
 MIRT = {"graded": "MIRT graded", "generalised-partial-credit": "MIRT partial credit"}
-MIRT_TRAITS = {500: (1,), 5000: (1,)}
-MIRT_REPEATS = {500: 1, 5000: 1}
+MIRT_TRAITS = 1, 2, 3, 4
+MIRT_REPEATS = 1
 SCALES = "ENACO"
 REVERSED = {"E": (2, 4, 6, 8, 10), "N": (2, 4), "A": (1, 3, 5, 7), "C": (2, 4, 6, 8), "O": (2, 4, 6)}
 KEY = np.kron(np.eye(5), np.ones((10, 1)))
@@ -159,7 +159,8 @@ def item_responses(
     rows = []
     for family, name in families.items():
         for num_traits in traits:
-            engine = AdaptiveQuadrature(item_response, num_samples=NUM_DRAWS, progress_bar=False)
+            make = AdaptiveQuadrature if num_traits < 3 else EP
+            engine = make(item_response, num_samples=NUM_DRAWS, progress_bar=False)
             engine.run(jax.random.key(seed), train, family=family, num_traits=num_traits, signed=True)
             response, theta = response_of(engine), engine.get_samples()["trait"]
             p = np.zeros((*answers.shape, 5))
@@ -221,9 +222,9 @@ def _signs(scores: pd.DataFrame, number: int) -> list[str]:
     if number == min(DIMENSIONS):
         rows.insert(2, _row(number, "8.2: test LL falls for large D",
                             f"{fall:.3f} of the highest at D = {dimensions[-1]}", fall < 0.98))  # fmt: skip
-    for traits in MIRT_TRAITS[number]:
+    for traits in MIRT_TRAITS:
         rivals = [f"{name} {traits}" for name in MIRT.values() if f"{name} {traits}" in mean.index]
-        if rivals:
+        if rivals and f"GFA {traits}" in mean.index:
             both = scores[scores["repeat"].isin(set(scores.loc[scores["model"] == rivals[0], "repeat"]))]
             test = both.groupby("model")["test"].mean()
             found = ", ".join(f"{test[name]:.4f}" for name in rivals) + f" against {test[f'GFA {traits}']:.4f}"
@@ -248,8 +249,8 @@ def some_gfa(seed: int, number: int) -> list[dict[str, Any]]:
     return timed(lambda: factor_analyses(some(number, seed), seed, DIMENSIONS[number]))
 
 
-def some_mirt(seed: int, number: int) -> list[dict[str, Any]]:
-    return timed(lambda: item_responses(some(number, seed), seed, MIRT_TRAITS[number]))
+def some_mirt(seed: int, number: int, num_traits: int) -> list[dict[str, Any]]:
+    return timed(lambda: item_responses(some(number, seed), seed, (num_traits,)))
 
 
 def drawn(seed: int) -> list[dict[str, Any]]:
@@ -268,13 +269,16 @@ def main() -> None:
     draws = {"drawn": 3, "graded": 1}
     for number in DIMENSIONS:
         experiments[f"GFA of {number}"] = partial(some_gfa, number=number)
-        experiments[f"MIRT of {number}"] = partial(some_mirt, number=number)
-        draws |= {f"GFA of {number}": REPEATS[number], f"MIRT of {number}": MIRT_REPEATS[number]}
+        draws[f"GFA of {number}"] = REPEATS[number]
+        for traits in MIRT_TRAITS:
+            name = f"MIRT {traits} of {number}"
+            experiments[name], draws[name] = partial(some_mirt, number=number, num_traits=traits), MIRT_REPEATS
     study = Study(__doc__, experiments, draws=draws)
     found = {name: pd.DataFrame([row for rows in each for row in rows]) for name, each in study.run().items() if each}
     lines, signs = [], table_head("finding | people | found | ")
     for number in (n for n in DIMENSIONS if f"GFA of {n}" in found):
-        parts = [found[f"{kind} of {number}"] for kind in ("GFA", "MIRT") if f"{kind} of {number}" in found]
+        names = (f"{kind} of {number}" for kind in ("GFA", *(f"MIRT {traits}" for traits in MIRT_TRAITS)))
+        parts = [found[name] for name in names if name in found]
         scores, chance = pd.concat(parts, ignore_index=True), chance_levels(ipip()[:number])
         lines += ["", f"## {number} people", "", *_table_of(scores),
                   f"| chance, all answers alike | | {chance.likelihood:.4f} | | {chance.fraction_correct:.3f} | | |",

@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from jax import Array
 from jax.typing import ArrayLike
 
-from ..potentials import CumulativeLogitPotential
+from ..potentials.families.ordinal import cumulative_logit_table
 from ..potentials.integrals.several_predictors.vector_quadrature import gaussian_rule
 
 Response = Callable[[Array], dist.Distribution]
@@ -57,10 +57,7 @@ def log_category_probabilities(distribution: dist.Distribution) -> Array:
     """
     base = unmasked(distribution)
     if isinstance(base, dist.OrderedLogistic):
-        cutpoints = jnp.asarray(base.cutpoints)
-        labels = jnp.arange(cutpoints.shape[-1] + 1)
-        ordered = CumulativeLogitPotential(labels, cutpoints[..., None, :])
-        found = ordered.log_density(jnp.asarray(base.predictor)[..., None])
+        found = cumulative_logit_table(base.predictor, base.cutpoints)
     elif isinstance(base, dist.BernoulliLogits):
         # NumPyro's own has another derivative where the logit is exactly zero, that of one side.
         logit = jnp.asarray(base.logits)[..., None]

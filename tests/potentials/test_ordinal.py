@@ -12,6 +12,7 @@ from numpyro_ext.potentials.families.ordinal import (
     ContinuationRatioPotential,
     CumulativeLogitPotential,
     CumulativeProbitPotential,
+    cumulative_logit_table,
 )
 from numpyro_ext.potentials.families.stick_breaking import stick_breaking_labels
 from numpyro_ext.potentials.integrals.normal_interval import normal_interval
@@ -195,3 +196,23 @@ def test_derivatives_at_the_thresholds_themselves_are_those_beside_them(family):
     for label in range(4):
         beside = 0.5 * (slope(at - 1e-3, label) + slope(at + 1e-3, label))
         np.testing.assert_allclose(slope(at, label), beside, atol=1e-4)
+
+
+@pytest.mark.float32
+def test_a_table_of_all_categories_has_the_values_of_each_label_and_its_derivatives():
+    cuts = jnp.array([[-2.0, -0.5, 1.0], [-jnp.inf, 0.0, 3.0], [0.0, 2.0, jnp.inf], [-1.0, jnp.inf, jnp.inf]])
+    one_by_one = CumulativeLogitPotential(jnp.arange(4), cuts[:, None])
+    for eta in map(jnp.array, ([0.3, -1.2, 2.0, 0.1], [-0.5, 0.0, 0.0, -1.0], [40.0] * 4, [-40.0] * 4)):
+        table, slope, curvature = cumulative_logit_table(eta, cuts), *by_differentiation(eta, cuts)
+        expected = one_by_one.derivatives(eta[:, None])
+        np.testing.assert_allclose(table, expected[0], rtol=1e-6)
+        is_there = np.isfinite(table)
+        np.testing.assert_allclose(slope[is_there], expected[1][is_there], atol=1e-6)
+        np.testing.assert_allclose(curvature[is_there], expected[2][is_there], atol=1e-6)
+
+
+def by_differentiation(eta, cuts):
+    """Slope and curvature of each row of the table by its own predictor."""
+    slope = jax.jacfwd(cumulative_logit_table)
+    own = np.arange(4)
+    return slope(eta, cuts)[own, :, own], jax.jacfwd(slope)(eta, cuts)[own, :, own, own]

@@ -96,3 +96,27 @@ def test_answers_that_items_do_not_have_are_refused(answers):
         simulate_tests(graded, answers, [], num_items=3, **PRIOR)
     with pytest.raises(ValueError, match="items from 0 to 19"):
         simulate_tests(graded, answers, rule, num_items=3, held_out=[20], **PRIOR)
+
+
+def test_held_out_scores_of_many_traits_are_those_of_the_test_of_one():
+    """A Gaussian, by a rule that makes predictions and by one that makes none."""
+    rng = np.random.default_rng(5)
+    slopes, cuts = 1.5 * rng.normal(size=(4, 9)), np.sort(rng.normal(size=(9, 2)), axis=1)
+
+    def response(theta):
+        return dist.OrderedLogistic(theta @ slopes, jnp.asarray(cuts))
+
+    told, held_out, prior = rng.integers(3, size=(7, 9)), [4, 8], (np.zeros(4), np.eye(4))
+    rules = [expected_information_gain, random_scores]
+    paths = simulate_tests(response, told, rules, num_items=3, held_out=held_out, prior=prior, show_progress=False)
+    one = AdaptiveTest(response, prior=prior)
+    for rule in paths["acquisition"].values:
+        for person in (0, 6):
+            path, test = paths.sel(acquisition=rule, person=person), one.for_another_person()
+            for step in range(3):
+                item = int(path["item"][step])
+                test.answer(item, told[person, item])
+                p = test.category_probabilities()
+                score = np.mean([np.log(p[item, told[person, item]]) for item in held_out])
+                np.testing.assert_allclose(path["score"][step], score, rtol=1e-10)
+                np.testing.assert_allclose(path["mean"][step], test.mean, rtol=1e-10)

@@ -145,6 +145,28 @@ class CumulativeLogitPotential(_Ordinal):
         return lower, upper, has_lower, has_upper, jnp.where(has_both, jnp.log(-jnp.expm1(-gap)), 0.0)
 
 
+def cumulative_logit_table(eta: Array, thresholds: Array) -> Array:
+    """Log probability of every category, the values of :class:`CumulativeLogitPotential` at all labels.
+
+    A threshold ends one category and begins the next, so that one sigmoid serves both: half the time of label by label.
+
+    :param eta: predictor, shape ``(...)``.
+    :param thresholds: shape ``(..., K - 1)``; infinite ones leave categories without probability.
+    :return: shape ``(..., K)``.
+    """
+    eta, thresholds = jnp.asarray(eta), jnp.asarray(thresholds)
+    lower, upper = thresholds[..., :-1], thresholds[..., 1:]
+    is_inner = (lower != -jnp.inf) & (upper != jnp.inf)
+    gap = jnp.where(is_inner, upper - lower, 1.0)
+    constant = jnp.where(is_inner, jnp.log(-jnp.expm1(-gap)), 0.0)
+    sides = sigmoid(thresholds - eta[..., None])
+    # Joined rather than padded, which would have the compiler compute each sigmoid twice.
+    end = jnp.zeros((*sides.log.shape[:-1], 1), sides.log.dtype)
+    below, above = jnp.concatenate([sides.log, end], -1), jnp.concatenate([end, sides.log_complement], -1)
+    end = jnp.zeros((*constant.shape[:-1], 1), constant.dtype)
+    return jnp.concatenate([end, constant, end], -1) + below + above
+
+
 @potential
 class CumulativeProbitPotential(_Ordinal):
     r"""Ordered categories with :math:`P(y \le k) = \Phi(\phi_k - \eta)` (ordered probit).

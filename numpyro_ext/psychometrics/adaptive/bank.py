@@ -130,6 +130,8 @@ class _Averaged:
         return self.bank.num_traits if not self.bank.is_scalar else 1
 
     def __call__(self, theta: Array) -> dist.Distribution:
+        if not self.bank.has_draws:
+            return self.bank.response(theta)
         table = self.bank.log_probabilities(theta[:, None] if self.bank.is_scalar else theta)
         return dist.Categorical(logits=jax.nn.logsumexp(table, axis=0) - np.log(table.shape[0]))
 

@@ -36,8 +36,8 @@ class Beliefs(Protocol):
     def moments(self, posterior: PyTree) -> tuple[Floats, Floats]:
         """Mean, shape ``(N, D)``, and covariance, shape ``(N, D, D)``, of the traits."""
 
-    def predictive(self, posterior: PyTree) -> Floats:
-        """Probability of each answer to each item, shape ``(N, P, K)``."""
+    def predictive(self, posterior: PyTree, items: Ints | None = None) -> Floats:
+        """Probability of each answer to each item, or to these alone, shape ``(N, P, K)``."""
 
     def expected_information(self, posterior: PyTree, focus: Sequence[int] | None) -> Floats:
         """Mutual information of each answer and the traits in focus, in nats, shape ``(N, P)``."""

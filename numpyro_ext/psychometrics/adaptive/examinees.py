@@ -110,9 +110,9 @@ class Examinees:
         self._state = state
         self._update()
 
-    def predictive(self) -> Floats:
-        """Probability of each answer to each item, shape ``(people, items, categories)``."""
-        return self.beliefs.predictive(self._posterior)
+    def predictive(self, items: Ints | None = None) -> Floats:
+        """Probability of each answer to each item, or to these alone, shape ``(people, items, categories)``."""
+        return self.beliefs.predictive(self._posterior, items)
 
     def categories(self) -> NDArray[np.bool_]:
         """Categories that an item has, shape ``(items, categories)``."""

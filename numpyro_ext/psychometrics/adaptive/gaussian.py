@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +18,8 @@ from .beliefs import At, Ints, negative_entropy
 
 _NUM_POINTS = 64
 """Points of a posterior at which scores look."""
-_LARGEST_BLOCK = 2**22
-"""Numbers in a table of people at points that are looked at together."""
+_LARGEST_BLOCK = 2**18
+"""Numbers in a table of people at points that are looked at together, few enough for the caches."""
 _MAX_STEPS = 100
 
 
@@ -66,8 +66,12 @@ class GaussianBeliefs(OnDemand):
     def moments(self, posterior: GaussianPosterior) -> tuple[Floats, Floats]:
         return posterior.mean, posterior.covariance
 
-    def predictive(self, posterior: GaussianPosterior) -> Floats:
-        return self._at_points(posterior)[0]
+    def predictive(self, posterior: GaussianPosterior, items: Ints | None = None) -> Floats:
+        if items is None:
+            return self._at_points(posterior)[0]
+        if self._last is not None and self._last[0] is posterior:
+            return self._last[1][0][:, items]
+        return self._in_blocks(partial(self._predictions, items), posterior)[0]
 
     def expected_information(self, posterior: GaussianPosterior, focus: Sequence[int] | None) -> Floats:
         if focus is not None and len(focus) < self.bank.num_traits:
@@ -135,6 +139,13 @@ class GaussianBeliefs(OnDemand):
             return p.mean(1), entropies.mean(1)
 
         return jax.jit(scores)
+
+    @cached_property
+    def _predictions(self) -> Callable[..., Any]:
+        def predictions(items: Array, points: Array, answers: Array) -> tuple[Array]:
+            return (_probabilities(self.bank, points, answers)[0][:, :, items].mean(1),)
+
+        return jax.jit(predictions)
 
     @cached_property
     def _fit(self) -> Callable[..., Any]:
@@ -215,11 +226,10 @@ def _newton(
 
     def goes_on(carry: tuple[Array, ...]) -> Array:
         step_number, *_, gain = carry
-        return (step_number < _MAX_STEPS) & jnp.any(gain > epsilon**1.5)
+        return (step_number <= _MAX_STEPS) & jnp.any(gain > epsilon**1.5)
 
     def step(carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        number, theta, value, slope, curvature, size, _ = carry
-        towards = direction(slope, curvature)
+        number, theta, value, slope, curvature, towards, size, _ = carry
         tried = theta + size[:, None] * towards
         new = derivatives(tried, answers)
         # Rounding of the value must not refuse the last steps.
@@ -230,14 +240,17 @@ def _newton(
         slope = jnp.where(keep, new[1], slope)
         curvature = jnp.where(keep[..., None], new[2], curvature)
         size = jnp.where(better, jnp.minimum(1.0, 2.0 * size), 0.5 * size)
+        towards = direction(slope, curvature)
         # The squared Newton decrement, half of what is still to be gained.
-        gain = jnp.einsum("nd,nd->n", slope, direction(slope, curvature))
-        return number + 1, theta, value, slope, curvature, size, gain
+        gain = jnp.einsum("nd,nd->n", slope, towards)
+        return number + 1, theta, value, slope, curvature, towards, size, gain
 
-    first = derivatives(start, answers)
-    size = jnp.ones(start.shape[0], start.dtype)
-    carry: tuple[Array, ...] = (jnp.zeros((), int), start, *first, size, jnp.full(start.shape[0], jnp.inf, start.dtype))
-    _, theta, value, slope, curvature, _, gain = jax.lax.while_loop(goes_on, step, carry)
+    # The first step goes nowhere and finds the derivatives, so that they are compiled once.
+    unknown = jnp.full(start.shape[0], jnp.inf, start.dtype)
+    nowhere, unit = jnp.zeros_like(start), jnp.ones_like(unknown)
+    curvature = jnp.broadcast_to(prior, (*start.shape, start.shape[1]))
+    carry: tuple[Array, ...] = (jnp.zeros((), int), start, -unknown, nowhere, curvature, nowhere, unit, unknown)
+    _, theta, value, _, curvature, _, _, gain = jax.lax.while_loop(goes_on, step, carry)
     values = jnp.linalg.eigvalsh(curvature)[:, 0]
     identity = jnp.broadcast_to(jnp.eye(start.shape[1], dtype=start.dtype), curvature.shape)
     covariance = jnp.linalg.solve(curvature, identity)

@@ -123,13 +123,15 @@ class NodeBeliefs(OnDemand):
         away = self.points - mean[:, None]
         return mean, np.einsum("nq,nqd,nqe->nde", posterior.marginal, away, away)
 
-    def predictive(self, posterior: NodePosterior) -> Floats:
+    def predictive(self, posterior: NodePosterior, items: Ints | None = None) -> Floats:
         weights = posterior.weights.transpose(0, 2, 1).reshape(len(posterior.weights), -1)
-        return self._with_last(weights @ self._p.reshape(weights.shape[1], -1))
+        p = self._p.reshape(weights.shape[1], self.bank.num_items, -1)
+        p = p if items is None else p[:, items]
+        return self._with_last(weights @ p.reshape(len(p), -1))
 
     def _with_last(self, most: Floats, total: float | Floats = 1.0) -> Floats:
         """Probabilities with those of the last category, shape ``(..., items, categories)``."""
-        most = most.reshape(*most.shape[:-1], self.bank.num_items, self.bank.num_categories - 1)
+        most = most.reshape(*most.shape[:-1], -1, self.bank.num_categories - 1)
         last = np.maximum(total - most.sum(-1), 0.0)
         return np.concatenate([most, last[..., None]], -1)
 

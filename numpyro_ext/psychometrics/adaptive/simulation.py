@@ -133,6 +133,7 @@ def _path(
     if administration.rates is not None:
         barred = administration.barred(len(told), generator(key_bars))
     found: dict[str, list[Any]] = {name: [] for name in ("item", "answer", "mean", "sd", "score")}
+    held_out = np.flatnonzero(~is_pool)
     for step in range(num_items):
         if people.is_candidate.any():
             key = jax.random.fold_in(key_steps, step)
@@ -143,23 +144,25 @@ def _path(
             items = administration.chosen(scores, people.asked, generator(key))
         else:
             items = np.full(len(told), -1)
+        if step and held_out.size:
+            # Of the item before: here, as predictions that the rule has just made are at hand.
+            found["score"].append(_score(people, told, held_out))
         values = np.where(items >= 0, told[np.arange(len(told)), np.maximum(items, 0)], -1)
         people.answer(items, values)
         found["item"].append(items)
         found["answer"].append(np.where(values >= 0, values, np.nan))
         found["mean"].append(people.mean)
         found["sd"].append(people.standard_deviation)
-        if not is_pool.all():
-            found["score"].append(_score(people, told, ~is_pool))
         update()
+    if held_out.size:
+        found["score"].append(_score(people, told, held_out))
     return {name: np.stack(column, 1) for name, column in found.items() if column}
 
 
-def _score(people: Examinees, told: Ints, is_held_out: np.ndarray) -> Floats:
+def _score(people: Examinees, told: Ints, held_out: Ints) -> Floats:
     """Mean log probability of the held-out answers of each person; nan for people without any."""
-    numbers = np.flatnonzero(is_held_out)
-    values = told[:, numbers]
-    p = people.predictive()[:, numbers]
+    values = told[:, held_out]
+    p = people.predictive(held_out)
     p = np.take_along_axis(p, np.maximum(values, 0)[..., None], -1)[..., 0]
     with np.errstate(divide="ignore", invalid="ignore"):
         score: Floats = np.where(values >= 0, np.log(p), 0.0).sum(1) / (values >= 0).sum(1)
