@@ -63,12 +63,9 @@ class Programs(FittingPrograms):
         self.chosen_marginals = compile_(self._chosen_marginals, static_argnames=("chosen", "marginals_fn"))
         self.chosen_covariance = compile_(self._chosen_covariance, static_argnames="chosen")
         self.draw_site = compile_(self._draw_site, static_argnames=("name", "num_samples"))
-        # Draws from densities at nodes are made at hundreds of points.
         options_of_draws = "num_samples", "is_weighted", "with_data"
-        is_short = self.is_small and not algorithm.sees_all_modes
-        self.draws_over = quick_jit(
-            self._draws_over, is_small=is_short, adds_much=self._adds_much, static_argnames=options_of_draws
-        )
+        # Optimised in small models too, as draws are made at up to a thousand points.
+        self.draws_over = quick_jit(self._draws_over, adds_much=self._adds_much, static_argnames=options_of_draws)
         self.draws = compile_(self._draws, static_argnames=options_of_draws)
         self.stacked_moments = compile_(self._stacked_moments, static_argnames="names")
         self.marginals = compile_(self._marginals, static_argnames="marginals_fn")
