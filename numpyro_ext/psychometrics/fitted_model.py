@@ -205,7 +205,7 @@ def _near_optimum(run: Any, number: int, key: Array) -> dict[str, Array]:
     covariance = run.fit.covariance
     if covariance is None or not run.fit.has_curvature:
         raise ValueError(
-            "The fit has no standard errors of the items from which to draw: see diagnostics.messages. Without draws, "
+            "The fit has no standard errors of some items from which to draw: see diagnostics.messages. Without draws, "
             "response_of(engine) takes the items at their estimates."
         )
     values, vectors = np.linalg.eigh(np.asarray(covariance))

@@ -23,7 +23,7 @@ from ...hyper.evaluation import Evaluation
 from ...hyper.search import SearchState
 from ...hyper.space import UnconstrainedSpace
 from ..results import Diagnostics
-from ..state import EngineState, Fit
+from ..state import NO_ERRORS, EngineState, Fit
 from .chunks import run_in_chunks
 from .climbs import Climb
 from .learning import learn
@@ -152,7 +152,7 @@ def fit_in_chunks(
         )
     diagnostics = Diagnostics(converged, result.num_steps, result.trace, last_change, 0, {}, None, tuple(messages))
     last = EngineState(values, state, None, result.num_steps, problem.digest)
-    return Fit(last, hyper, None, False, result.objective, diagnostics), info._replace(moved=moved)
+    return Fit(last, hyper, None, NO_ERRORS, result.objective, diagnostics), info._replace(moved=moved)
 
 
 def judge(problem: Iterations, fit: Fit, info: StepInfo, rng_key: Array) -> Fit:

@@ -242,13 +242,14 @@ def _missing(
     order = order.reshape(num_chunks, size)
     spread = np.arange(size) * (number // size)  # a sample of all
     order = order.at[0].set(jnp.where(is_rough, spread, order[0]))
+    of_outcome, is_apart = _outcomes_apart(tables)
 
     def chunk(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         places = order[index]
         # one past the end is the last block, which counts nothing then
         places = jnp.minimum(places, number - 1)
         own = with_masses(places, jnp.where(order[index] < number, counts[places], 0.0))
-        products, lost = _products(tables, by_all, powers, own)
+        products, lost = _products(tables, by_all, powers, own, of_outcome, is_apart)
         return carry[0] + products, carry[1] + lost
 
     width, dimension = by_all[0].shape
@@ -263,9 +264,25 @@ def _missing(
     return jnp.where(is_rough, jnp.sum(counts) / jnp.sum(counts[spread]), 1.0) * total
 
 
-def _products(tables: list[Array], by_all: list[Array], powers: Array, blocks: _Blocks) -> tuple[Array, Array]:
+def _outcomes_apart(tables: list[Array]) -> tuple[list[Array], Array]:
+    """What each outcome adds to the derivatives of the first, shape ``(K, G, m)`` for each family, and whether it adds
+    the same at all nodes, as in exponential families whose natural parameters are linear in those of columns."""
+    added = [table - table[:1] for table in tables]
+    middle = [each[:, each.shape[1] // 2] for each in added]
+    rounding = 16.0 * jnp.finfo(tables[0].dtype).eps
+    pairs = [(each, at[:, None]) for each, at in zip(added, middle, strict=True)]
+    is_apart = [jnp.all(jnp.abs(each - at) <= rounding * jnp.maximum(1.0, jnp.abs(at))) for each, at in pairs]
+    return middle, jnp.all(jnp.stack(is_apart))
+
+
+def _products(
+    tables: list[Array], by_all: list[Array], powers: Array, blocks: _Blocks, of_outcome: list[Array], is_apart: Array
+) -> tuple[Array, Array]:
     """Sums over some blocks: second moments of the derivatives by the parameters of columns, times products of two
-    powers, ``(..., Gm, Gm)``, and what is to be added to these in the coordinates of hyperparameters, ``(d, d)``."""
+    powers, ``(..., Gm, Gm)``, and what is to be added to these in the coordinates of hyperparameters, ``(d, d)``.
+
+    Where outcomes add the same at all nodes (``is_apart``) and all are seen, the sums over blocks come first.
+    """
     weights, (width, dimension) = blocks.weights, by_all[0].shape
 
     def of_outcomes(values: list[Array]) -> Array:
@@ -284,12 +301,28 @@ def _products(tables: list[Array], by_all: list[Array], powers: Array, blocks: _
             total += of_outcomes(sums) @ by
         return total
 
-    has_mass = jnp.any(weights > _NO_MASS, axis=0)
-    last = has_mass.size - jnp.argmax(has_mass[::-1])
-    start = jnp.zeros((len(_pairs(powers)), width, width), weights.dtype)
-    products = lax.fori_loop(
-        jnp.argmax(has_mass), last, lambda q, found: lax.cond(has_mass[q], step, lambda _, same: same, q, found), start
-    )
+    def node_by_node() -> Array:
+        has_mass = jnp.any(weights > _NO_MASS, axis=0)
+        last = has_mass.size - jnp.argmax(has_mass[::-1])
+        start = jnp.zeros((len(_pairs(powers)), width, width), weights.dtype)
+
+        def next_node(q: Array, found: Array) -> Array:
+            return lax.cond(has_mass[q], step, lambda _, same: same, q, found)
+
+        return lax.fori_loop(jnp.argmax(has_mass), last, next_node, start)
+
+    def blocks_first() -> Array:
+        own = of_outcomes([each[:, None] for each in of_outcome])  # (B, Gm)
+        first = jnp.concatenate([table[0].reshape(len(powers), -1) for table in tables], axis=1)  # (Q, Gm)
+        by_node = own.T @ weights + 0.5 * jnp.sum(weights, axis=0) * first.T
+        found = []
+        for a, b in _pairs(powers):
+            power = powers[:, a] * powers[:, b]
+            mixed = (by_node * power) @ first
+            found.append(own.T @ ((weights @ power)[:, None] * own) + mixed + mixed.T)
+        return jnp.stack(found)
+
+    products = node_by_node() if blocks.counted is not None else lax.cond(is_apart, blocks_first, node_by_node)
     mean = in_sum(weights)
     lost = jnp.zeros((dimension, dimension), weights.dtype)
     if blocks.prior is not None and blocks.prior_jacobian is not None:
