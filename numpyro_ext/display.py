@@ -66,6 +66,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def listed(noun: str, items: Iterable[object]) -> str:
+    """A noun, in the singular or plural, and what it names.
+
+    >>> listed("element", [3]), listed("element", [3, 5])
+    ('element 3', 'elements 3, 5')
+    """
+    texts = [str(item) for item in items]
+    return f"{noun if len(texts) == 1 else noun + 's'} {', '.join(texts)}"
+
+
 def as_text(parts: Sequence[str | Table]) -> str:
     """Lines, all but the first indented, and tables with their columns aligned."""
     lines: list[str] = []

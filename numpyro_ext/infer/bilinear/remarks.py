@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from ...display import counted
 from ...potentials.families.ordinal import CumulativeLogitPotential, CumulativeProbitPotential
 from ...structure.bilinear.reading import BilinearReading
 from .algorithms.messages import Moments
@@ -120,4 +121,4 @@ def _of_rank(reading: BilinearReading, vectors: tuple[Moments, Moments] | None) 
 
 def _named(what: str, numbers: np.ndarray) -> str:
     shown = ", ".join(map(str, numbers[:_MOST_NAMED].tolist())) + (", ..." if numbers.size > _MOST_NAMED else "")
-    return f"{numbers.size} {what}{'' if numbers.size == 1 else 's'} ({shown})"
+    return f"{counted(numbers.size, what)} ({shown})"

@@ -122,14 +122,20 @@ class HyperEstimate(NamedTuple):
         ends = [np.asarray(self.transform(self.unconstrained_value + side * reach)) for side in (-1.0, 1.0)]
         return np.minimum(*ends), np.maximum(*ends)
 
+    def shown_errors(self) -> np.ndarray:
+        """Standard errors as a table shows them: ``"fixed"`` or ``"none"`` in the place of those that are missing."""
+        absent = np.full(np.shape(self.value), "fixed" if self.is_fixed else "none", object)
+        if self.standard_error is None:
+            return absent
+        errors = np.asarray(self.standard_error)
+        return np.where(np.isnan(errors), absent, errors)
+
     def _shown(self) -> list[str | Table]:
-        value = np.asarray(self.value)
-        absent = "fixed" if self.is_fixed else "none"
-        errors = np.full(value.shape, np.nan) if self.standard_error is None else np.asarray(self.standard_error)
+        value, errors = np.asarray(self.value), self.shown_errors()
         places = list(islice(np.ndindex(value.shape), MOST_ROWS))
         rows = [
-            [str(list(at)) if at else "", number(value[at]), absent if np.isnan(errors[at]) else number(errors[at])]
-            for at in places
+            [str(list(at)) if at else "", number(value[at]), error if isinstance(error, str) else number(error)]
+            for at, error in ((at, errors[at]) for at in places)
         ]
         more = [f"and {value.size - MOST_ROWS} more"] if value.size > MOST_ROWS else []
         return [f"HyperEstimate, shape {value.shape}", Table(["", "value", "std.error"], rows), *more]

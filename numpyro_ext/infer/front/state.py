@@ -37,7 +37,7 @@ class EngineState(NamedTuple):
 
 
 NO_ERRORS = np.zeros(0, bool)
-"""Of a fit whose hyperparameters, if it has some, have no standard errors."""
+"""No standard errors: the hyperparameters of a fit, if it has some, are points."""
 
 
 class Fit(NamedTuple):
@@ -49,14 +49,15 @@ class Fit(NamedTuple):
     covariance: np.ndarray | None
     """Covariance of the unconstrained free hyperparameters, from the curvature; ``None`` if it was not computed."""
     has_error: np.ndarray
-    """Free hyperparameters that have a standard error, in the order of the covariance; shape ``(d,)``, boolean."""
+    """Free hyperparameters that have a standard error, in the order of the covariance; shape ``(d,)``, boolean;
+    empty without a covariance."""
     log_evidence: float
     diagnostics: Diagnostics
 
     @property
     def has_curvature(self) -> bool:
         """True if the objective curves downwards in every direction, so that all standard errors exist."""
-        return bool(np.all(self.has_error))
+        return self.covariance is not None and bool(np.all(self.has_error))
 
 
 def as_numbers(leaf: Any) -> np.ndarray:

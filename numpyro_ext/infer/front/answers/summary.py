@@ -216,13 +216,8 @@ def _moments(site: Any, prob: float) -> list[Any]:
     return [np.asarray(site.mean), np.asarray(site.sd), median, low, high]
 
 
-def _estimated(point: HyperEstimate, prob: float) -> list[np.ndarray | np.ndarray]:
-    shape, absent = np.shape(point.value), "fixed" if point.is_fixed else "none"
-    error = np.full(shape, absent, object)
-    if point.standard_error is not None:
-        found = np.asarray(point.standard_error)
-        error = np.where(np.isnan(found), error, found)
-    return [np.asarray(point.value), error, *point.interval(prob)]
+def _estimated(point: HyperEstimate, prob: float) -> list[np.ndarray]:
+    return [np.asarray(point.value), point.shown_errors(), *point.interval(prob)]
 
 
 def _shortened(places: Sequence[object], shows_all: bool) -> list[Any]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from ....display import listed
 from ....structure import ModelStructureError
 from ...hyper.curvature import Curvature
 from ...hyper.search import SearchState
@@ -237,7 +238,7 @@ def _runaway(run: Searches, curvature: Curvature | None, edges: tuple[str, ...])
             found.setdefault(name, []).append(str(axis - part.start))
     if not found:
         return None
-    named = [f"{n!r} (element{'s' if len(places) > 1 else ''} {', '.join(places)})" for n, places in found.items()]
+    named = [f"{n!r} ({listed('element', places)})" for n, places in found.items()]
     return (
         f"{', '.join(named)} would grow for ever, or shrink towards the edge of its support: the log evidence rises "
         "towards a plateau without a maximum, as where all observations behind a parameter are the same (a constant "

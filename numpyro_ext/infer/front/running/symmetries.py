@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpyro.distributions.transforms import IdentityTransform
 
+from ....display import listed
 from ...hyper.curvature import Curvature
 from ...hyper.space import UnconstrainedSpace
 
@@ -39,7 +40,7 @@ def _few_elements(squares: np.ndarray) -> str:
     number = int(np.searchsorted(np.cumsum(parts[order]), 0.99 * parts.sum())) + 1
     if number > min(_MOST_ELEMENTS, parts.size // 2):
         return ""
-    return f" (element{'s' if number > 1 else ''} {', '.join(map(str, sorted(order[:number])))})"
+    return f" ({listed('element', sorted(order[:number]))})"
 
 
 def why_no_errors(space: UnconstrainedSpace, values: np.ndarray, units: np.ndarray, curvature: Curvature) -> str:

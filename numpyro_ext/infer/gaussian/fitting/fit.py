@@ -184,7 +184,7 @@ def _learn(
         reading, info, np.asarray(info.objective_trace)[:steps], steps, learning, messages, converged, options
     )
     last = EngineState(found.search.values, best.state, found.search, 0, digest)
-    covariance, has_error = None, np.zeros(space.size, bool)
+    covariance, has_error = None, NO_ERRORS
     if found.curvature is not None:
         covariance, has_error = found.curvature.covariance, found.curvature.has_error
     diagnostics = diagnostics._replace(edges=found.edges)

@@ -35,10 +35,10 @@ from ..integration.surroundings import Surroundings
 from .run import GaussianRun, Point
 
 _CALLS, _CALLS_OF_SMALL, _CALLS_OF_SPARSE, _CALLS_OF_MANY_ROWS = (32, 16), (64, 32), (16, 32), (8, 64)
-_CALLS_OF_MANY_POINTS = 64, 4
 """Points at which one call draws, and how often it draws at each, at most. With many rows the points are those of the
-design, and to condition on the rows takes as long as dozens of draws; a sparse factor takes as long as some. Where
-there is a point for each draw, numbers of further ones would be made in vain."""
+design, and to condition on the rows takes as long as dozens of draws; a sparse factor takes as long as some."""
+_CALLS_OF_FEW_DRAWS = 64, 4
+"""The same in small models where no more draws are made at a point on average: numbers of others would be in vain."""
 
 _MOST_NUMBERS_OF_CALL, _FEWEST_OF_CALL = 2**23, 16
 """Numbers that one call draws, at most, unless so many draws have more: they are there several times on the way."""
@@ -281,8 +281,8 @@ class IntegratedRun(GaussianRun):
         num_points, most = _CALLS_OF_SMALL if self.programs.is_small else _CALLS
         if self.fits_in_one_pass and self.exploration.nearly_normal is not None:
             num_points, most = _CALLS_OF_ONE_PASS
-        elif self.programs.is_small and len(points.weights) > NUM_POINTS:
-            num_points, most = _CALLS_OF_MANY_POINTS
+        elif self.programs.is_small and num_samples <= _CALLS_OF_FEW_DRAWS[1] * len(points.weights):
+            num_points, most = _CALLS_OF_FEW_DRAWS
         elif self._surroundings.num_rows > MANY_ROWS:
             num_points, most = _CALLS_OF_MANY_ROWS
         elif self.reading.abstract_form.layout is not None:

@@ -22,7 +22,7 @@ from ...front.files.saved_runs import diagnostics_from_content, errors_from_cont
 from ...front.options import default_tolerance
 from ...front.results import Diagnostics, at_values
 from ...front.running.learning import Learned
-from ...front.state import EngineState, Fit, check_init_state, data_digest
+from ...front.state import NO_ERRORS, EngineState, Fit, check_init_state, data_digest
 from ...hyper.evaluation import Evaluation
 from ...hyper.space import UnconstrainedSpace
 from ..programs import compiled_form
@@ -221,7 +221,7 @@ class TreeFitter:
         else:
             check_init_state(init_state, jax.eval_shape(programs.init_state, data, hyper), space.size)
             values, state = init_state.values, init_state.state
-        covariance, has_error = None, np.zeros(space.size, bool)
+        covariance, has_error = None, NO_ERRORS
         found: Learned | None = None
         at = Searched(data, fixed, projection, values, jnp.ones_like(values))
         if space.size:

@@ -180,7 +180,7 @@ def test_refusals(at_optimum):
         predictive_moments(at_optimum, target="g")
     with pytest.raises(RuntimeError, match="run"):
         predictive_moments(EP(process))
-    with pytest.raises(ValueError, match="engines on Gaussian fields"):
+    with pytest.raises(TypeError, match="takes an engine on a Gaussian field"):
         predictive_moments(object())
     held = EP(process, hyper_values={"xi": CASE["xi_map"]})
     held.run(jax.random.key(0), *DATA)

@@ -182,8 +182,19 @@ def test_loadings_of_a_factor_model_leave_zero_for_the_closed_form():
     assert engine.diagnostics.converged
     np.testing.assert_allclose(float(engine.log_evidence), highest, atol=1e-5)
     np.testing.assert_allclose(float(engine.hyper["noise"].value), np.sqrt(rest), rtol=1e-4)
-    # A rotation of the factors changes nothing: no standard errors, said with the name.
-    assert "'loadings'" in engine.diagnostics.messages[0] and engine.hyper["noise"].standard_error is None
+    # A rotation of the factors changes nothing: no standard errors of loadings, said with the name.
+    assert "'loadings'" in engine.diagnostics.messages[0] and np.isnan(engine.hyper["loadings"].standard_error).all()
+
+    def density(values):
+        """Log density of the rows, the factors integrated out, by loadings and the log of the noise."""
+        loadings = values[:-1].reshape(num_columns, rank)
+        covariance = loadings @ loadings.T + jnp.exp(2.0 * values[-1]) * jnp.eye(num_columns)
+        return dist.MultivariateNormal(0.0, covariance).log_prob(y).sum()
+
+    noise = engine.hyper["noise"]
+    at = jnp.append(engine.hyper["loadings"].value.reshape(-1), jnp.log(noise.value))
+    of_log_noise = np.sqrt(np.linalg.pinv(-np.asarray(jax.hessian(density)(at)), rcond=1e-6)[-1, -1])
+    np.testing.assert_allclose(noise.standard_error, float(noise.value) * of_log_noise, rtol=1e-3)
 
 
 @pytest.mark.thorough

@@ -265,8 +265,8 @@ def _missing(
 
 
 def _outcomes_apart(tables: list[Array]) -> tuple[list[Array], Array]:
-    """What each outcome adds to the derivatives of the first, shape ``(K, G, m)`` for each family, and whether it adds
-    the same at all nodes, as in exponential families whose natural parameters are linear in those of columns."""
+    """Terms that each outcome adds to the derivatives of the first, shape ``(K, G, m)`` for each family, and whether
+    they are the same at all nodes, as in exponential families with natural parameters linear in those of columns."""
     added = [table - table[:1] for table in tables]
     middle = [each[:, each.shape[1] // 2] for each in added]
     rounding = 16.0 * jnp.finfo(tables[0].dtype).eps
