@@ -97,11 +97,9 @@ def gaussian_factorization(
     that of its row times that of its column, ``row_noise`` and ``column_noise``, with priors InverseGamma(5, 5), in the
     place of ``noise``. Priors suit values of mean zero and standard deviation one.
 
-    :class:`~numpyro_ext.infer.BilinearVG` has closed updates, a posterior of ``z`` and learns scales and noise, as
-    points: variances of rows and columns are at their modes. It learns those of 100 rows and 100 columns at most and
-    refuses more by name; then give their values (``hyper_values``), or take ordered levels of the values, for which
-    :class:`~numpyro_ext.infer.BilinearEP` integrates over noise (:func:`heteroscedastic_ratings`). ``BilinearEP`` takes
-    this model at given values of all but ``u`` and ``v``.
+    :class:`~numpyro_ext.infer.BilinearVG` has closed updates, posteriors of ``z`` and of the noise of rows and columns,
+    and learns ``row_scale`` and ``noise`` as points. ``BilinearEP`` takes this model at given values of all but ``u``
+    and ``v``.
 
     **Example:**
 

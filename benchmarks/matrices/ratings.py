@@ -14,18 +14,20 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from scipy.sparse import coo_matrix
+import numpyro
+import numpyro.distributions as dist
 from scipy.special import ndtr
 
 from numpyro_ext.datasets import data_path
-from numpyro_ext.infer import BilinearEP
+from numpyro_ext.infer import BilinearEP, BilinearVG
 from numpyro_ext.models import heteroscedastic_ratings
 
 from ..baselines.rating_types import RatingTypes
 from ..harness import Study, blocks, mean_and_error, table
 
-_LEVELS, _RANK, _FEWEST, _TOL = 5, 10, 10, 1e-3
+_LEVELS, _RANK, _FEWEST, _TOL, _DRAWS = 5, 10, 10, 1e-3, 100
 _SYSTEMS: dict[str, tuple[dict[str, Any], float, float]] = {
     "HOMF": ({"heteroscedastic": True, "learn_cuts": True}, -1.203, 0.895),
     "HOMF-NoB": ({"heteroscedastic": True, "learn_cuts": False}, -1.208, 0.895),
@@ -102,63 +104,52 @@ def types_of_users(
     return lambda cells: types.levels(share[cells[0]], cells[1])
 
 
+def normal_ratings(user: Any, item: Any, level: Any = None, *, heteroscedastic: bool, **sizes: int) -> None:
+    """Levels as normal numbers around products: RBMF, with noise of users and items, or BMF, with one noise.
+
+    Priors of components have means and variances of their own, as in HOMF, which are learned as points.
+    """
+    noise, vectors = [], []
+    for side, number, index in (("user", sizes["num_users"], user), ("item", sizes["num_items"], item)):
+        mean = numpyro.sample(f"{side}_mean", dist.Normal(0.0, 1.0).expand([sizes["rank"]]).to_event(1))
+        variance = numpyro.sample(f"{side}_variance", dist.InverseGamma(5.0, 5.0).expand([sizes["rank"]]).to_event(1))
+        with numpyro.plate(f"{side}s", number):
+            vectors.append(numpyro.sample(side, dist.Normal(mean, jnp.sqrt(variance)).to_event(1))[index])
+            if heteroscedastic:
+                noise.append(numpyro.sample(f"{side}_noise", dist.InverseGamma(5.0, 5.0))[index])
+    scale = jnp.sqrt(noise[0] * noise[1]) if noise else numpyro.sample("noise", dist.HalfNormal(1.0))
+    numpyro.sample("level", dist.Normal(jnp.sum(vectors[0] * vectors[1], axis=-1), scale), obs=level)
+
+
 def gaussian_values(
     sizes: dict[str, Any], train: list[np.ndarray], seed: int, system: str
 ) -> Callable[[list[np.ndarray]], np.ndarray]:
-    """Levels as normal numbers around products, by variational Bayes with a full covariance for each vector.
+    """Chances of levels by ``BilinearVG`` on :func:`normal_ratings`, averaged over draws.
 
-    ``"BMF"`` has one noise variance, ``"RBMF"`` the product of one of the user and one of the item, whose priors are
-    InverseGamma(5, 5). Priors of components have means and variances of their own, as in HOMF, at their best.
     A level's probability is that of the interval of half a step around it, and those at the ends have the tails.
     """
-    index, values = train[:2], train[2] - train[2].mean()
-    numbers = sizes["num_users"], sizes["num_items"]
-    rng = np.random.default_rng(seed)
-    mean = [0.3 * rng.standard_normal((n, _RANK)) for n in numbers]
-    spread = [np.tile(0.1 * np.eye(_RANK), (n, 1, 1)) for n in numbers]
-    prior = [(np.zeros(_RANK), np.ones(_RANK)) for _ in numbers]
-    weights, weight = [np.ones(n) for n in numbers], 1.0
-    for _ in range(150):
-        for own, other in ((0, 1), (1, 0)):
-            cells = weight * weights[0][index[0]] * weights[1][index[1]]
-            incidence = coo_matrix((cells, (index[own], index[other])), (numbers[own], numbers[other])).tocsr()
-            second = spread[other] + mean[other][:, :, None] * mean[other][:, None, :]
-            centre, variance = prior[own]
-            precision = (incidence @ second.reshape(-1, _RANK**2)).reshape(-1, _RANK, _RANK) + np.diag(1.0 / variance)
-            pull = coo_matrix((cells * values, (index[own], index[other])), incidence.shape).tocsr()
-            spread[own] = np.linalg.inv(precision)
-            linear = pull @ mean[other] + centre / variance
-            mean[own] = (spread[own] @ linear[..., None])[..., 0]
-            centre = mean[own].sum(0) / (numbers[own] + variance)
-            square = (mean[own] - centre) ** 2 + np.einsum("nkk->nk", spread[own])
-            prior[own] = centre, (5.0 + 0.5 * square.sum(0)) / (5.0 + 0.5 * numbers[own])
-        error = (values - _product(mean, index)) ** 2 + _product_variance(mean, spread, index)
-        if system == "BMF":
-            weight = 1.0 / error.mean()
-            continue
-        for own, other in ((0, 1), (1, 0)):
-            rate = 5.0 + 0.5 * np.bincount(index[own], error * weights[other][index[other]], numbers[own])
-            weights[own] = (5.0 + 0.5 * np.bincount(index[own], minlength=numbers[own])) / rate
+    centre = train[2].mean()
+    numbers = {name: sizes[name] for name in ("num_users", "num_items", "rank")}
+    engine = BilinearVG(normal_ratings, covariance="full", num_steps=300, num_restarts=0, progress_bar=False)
+    values = (train[2] - centre).astype(np.float32)
+    engine.run(jax.random.key(seed), *train[:2], values, **numbers, heteroscedastic=system == "RBMF")
+    draws = {name: np.asarray(x) for name, x in engine.get_samples(num_samples=_DRAWS).items()}
+    edges = np.arange(_LEVELS - 1) + 0.5 - centre
 
     def chance(cells: list[np.ndarray]) -> np.ndarray:
-        place = cells[:2]
-        noise = 1.0 / (weight * weights[0][place[0]] * weights[1][place[1]])
-        scale = np.sqrt(noise + _product_variance(mean, spread, place))[:, None]
-        edges = np.arange(_LEVELS - 1) + 0.5 - train[2].mean()
-        below = ndtr((edges - _product(mean, place)[:, None]) / scale)
-        return np.diff(np.pad(below, ((0, 0), (1, 1)), constant_values=((0.0, 0.0), (0.0, 1.0))), axis=1)
+        user, item = cells[:2]
+        total = np.zeros((user.size, _LEVELS))
+        for k in range(_DRAWS):
+            product = np.sum(draws["user"][k][user] * draws["item"][k][item], 1)
+            is_shared = "noise" in draws
+            scale = (
+                draws["noise"][k] if is_shared else np.sqrt(draws["user_noise"][k][user] * draws["item_noise"][k][item])
+            )
+            below = ndtr((edges - product[:, None]) / np.reshape(scale, (-1, 1)))
+            total += np.diff(np.pad(below, ((0, 0), (1, 1)), constant_values=((0.0, 0.0), (0.0, 1.0))), axis=1)
+        return total / _DRAWS
 
     return chance
-
-
-def _product(mean: list[np.ndarray], index: list[np.ndarray]) -> np.ndarray:
-    return np.sum(mean[0][index[0]] * mean[1][index[1]], 1)
-
-
-def _product_variance(mean: list[np.ndarray], spread: list[np.ndarray], index: list[np.ndarray]) -> np.ndarray:
-    """Variance of the product of independent vectors in each cell."""
-    (u, v), (s, t) = ([x[i] for x, i in zip(found, index, strict=True)] for found in (mean, spread))
-    return np.einsum("ci,cij,cj->c", u, t, u) + np.einsum("ci,cij,cj->c", v, s, v) + np.einsum("cij,cij->c", s, t)
 
 
 def _rows(kept: dict[str, list[Any]]) -> Iterator[Iterable[Any]]:
@@ -188,7 +179,7 @@ def main() -> None:
         "# Ratings with noise of people and items",
         f"MovieLens-100K, users and items with {_FEWEST} ratings at least, rank {_RANK}, `BilinearEP` with "
         f"`damping=0.9, tol={_TOL:g}`. NoB: cut points that are not learned. RBMF and BMF: normal values, with and "
-        "without noise of users and items, by NumPy. BMM: ten types of users. CPU "
+        "without noise of users and items, by `BilinearVG`. BMM: ten types of users. CPU "
         "seconds of a fit with reading and compilation, and load of the two cores. Differences to HOMF are paired.",
         table(
             "system | splits | test log likelihood | less HOMF | thesis | root mean squared error | thesis | "

@@ -13,11 +13,12 @@ from jax import Array, lax
 from ...compilation.quick_jit import quick_jit
 from ...compilation.store import shared
 from ...structure.bilinear.form import Bilinear, GaussianSide, Side
+from ...structure.bilinear.noisy.normal import NO_NOISE, NormalNoise, find_normal_noise
 from ...structure.bilinear.reading import BilinearReading
+from ...structure.errors import ModelStructureError
+from ...structure.model.field_checks import check_hyper
 from ..front.results import at_values
 from ..front.running.iterations import Parts, StepInfo
-from ..hyper import search as hyper_search
-from ..hyper.evaluation import evaluation_fn
 from ..hyper.space import UnconstrainedSpace
 from .algorithms import steps
 from .algorithms import sweeps as core
@@ -25,15 +26,18 @@ from .algorithms.cells import Block, View
 from .algorithms.incidence import CoupledBlock, SideBlock, draw_side, step_sizes, touched
 from .algorithms.quadratic import ClosedUpdates, Options, fold_closed, with_side
 from .algorithms.quadratic.draws import first_moments
+from .algorithms.quadratic.normal_noise import best_noise, draw_noise
 from .algorithms.schedules.devices import Division, OneDevice, RowPlaces, SeveralDevices
 from .algorithms.schedules.loop import fit_side, iterate
 from .algorithms.schedules.methods import Prepared, Steps
 from .algorithms.selection import draw_shares
 from .closed import ClosedChoice, Solver
+from .learning import Learning
+from .marginals.common_unknowns import absorb_common
+from .marginals.prediction import log_predictive_counts
 
 CHUNK = 10
 _SHORT_STEP = 0.25
-_LEARNING_STEPS = 5
 
 _SOLVERS = {"natural-gradient": steps.step_side, "lbfgs": steps.lbfgs_side}
 
@@ -101,6 +105,7 @@ class BilinearPrograms:
         self._compiled_prepare = quick_jit(self._prepare, is_lean=True)
         self.solve = self.devices.compile_solve(self._solve)
         self.draws = jax.jit(self._draws, static_argnames="num_samples")
+        self.scores = jax.jit(self._scores, static_argnames="num_samples")
         self.margin = jax.jit(self._margin)
         self.fold = jax.jit(self._fold, static_argnames=("side", "num_steps"))
 
@@ -122,18 +127,20 @@ class BilinearPrograms:
         return state._replace(moments=(first_moments(state.rows), first_moments(state.columns)))
 
     def prepare(
-        self, data: Any, fixed: dict[str, Array], values: Array
-    ) -> tuple[Prepared | None, Any, dict[str, Array]]:
+        self, data: Any, fixed: dict[str, Array], values: Array, noise: NormalNoise = NO_NOISE
+    ) -> tuple[Prepared | None, Any, dict[str, Array], NormalNoise]:
         """The first arguments of :attr:`solve`: ordered cells, where they are the same in all sweeps, and the data."""
         prepared = None
         if self._reading.is_design_fixed or not self._space.size:
             prepared = self.devices.put_cells(self._compiled_prepare(data, fixed, values, self.devices.places))
-        return prepared, *self.devices.put_shared((data, fixed))
+        return prepared, *self.devices.put_shared((data, fixed, noise))
 
     def _prepare(
         self, data: Sequence[object], fixed: dict[str, Array], values: Array, places: RowPlaces | None = None
     ) -> Prepared:
-        hyper = self._space.unpack(values, fixed)
+        return self._prepare_at(data, self._space.unpack(values, fixed), places)
+
+    def _prepare_at(self, data: Sequence[object], hyper: dict[str, Array], places: RowPlaces | None = None) -> Prepared:
         state = jax.eval_shape(self._init_state, data, hyper)
         return self.devices.prepare(self._reading.form(hyper, data), state.rows, state.columns, places)
 
@@ -142,68 +149,35 @@ class BilinearPrograms:
         prepared: Prepared | None,
         data: Sequence[object],
         fixed: dict[str, Array],
+        noise: NormalNoise,
         values: Array,
         state: core.State,
         num_sweeps: Array,
         is_learning: Array,
     ) -> tuple[Array, core.State, StepInfo]:
-        """Run at most :data:`CHUNK` sweeps, each with an update of the hyperparameters where there are any."""
+        """Run at most :data:`CHUNK` sweeps, each with an update of noise and hyperparameters where there are any."""
         reading, space, devices = self._reading, self._space, self.devices
 
-        def make_form(values: Array) -> Prepared:
+        def form_at(hyper: dict[str, Array]) -> Prepared:
             if prepared is None:
-                return self._prepare(data, fixed, values)
+                return self._prepare_at(data, hyper)
             if not space.size:
                 return prepared
-            hyper = space.unpack(values, fixed)
             rows, columns = reading.priors(hyper, data)
             constant = reading.log_constant(hyper, data)
             form = prepared.form._replace(rows=devices.arrange(rows), columns=columns, log_constant=constant)
             return prepared._replace(form=form)
 
-        # Of vectors that depend on each other their coordinates are held, and what cells see of them moves.
-        is_posterior_held = reading.is_design_fixed and not any(reading.is_coupled)
-
-        def log_prior(values: Array) -> Array:
-            return reading.log_prior(space.unpack(values, fixed), data)
-
-        def raise_objective(values: Array, state: core.State) -> tuple[Array, Array, Array]:
-            """Hyperparameters that raise the objective while the posterior is held, the bound there, and in which of
-            them it has a derivative."""
-            bound = None if is_posterior_held else devices.bound_of_form(make_form(values), state)
-
-            def expected(prepared: Prepared, _: object) -> Array:
-                form = prepared.form
-                if bound is not None:
-                    return bound(prepared)
-                return form.log_constant - devices.cost(form, state)
-
-            evaluate = evaluation_fn(
-                form_fn=make_form,
-                log_prior_fn=log_prior,
-                solve_fn=lambda form, state: (state, ()),
-                log_evidence_fn=expected,
-            )
-            found = hyper_search.maximise(
-                evaluate, values, (), tol=1e-6, max_iterations=_LEARNING_STEPS, with_curvature=False
-            )
-            before = expected(make_form(values), ()) if is_posterior_held else state.objective
-            objective = state.objective + (found.best.log_evidence - before)
-            is_better = (found.best.objective > before + log_prior(values)) & jnp.all(jnp.isfinite(found.values))
-            values, objective = jax.tree.map(
-                lambda new, old: jnp.where(is_better, new, old), (found.values, objective), (values, state.objective)
-            )
-            assert found.moved is not None
-            return values, objective, found.moved
+        learning = Learning(reading, space, devices, data, fixed, noise, form_at)
 
         def hold(values: Array, state: core.State) -> tuple[Array, Array, Array]:
             return values, state.objective, jnp.zeros(values.shape, bool)
 
         def learn(values: Array, state: core.State) -> tuple[Array, Array, Array]:
-            return lax.cond(is_learning, raise_objective, hold, values, state)
+            return lax.cond(is_learning, learning.step, hold, values, state)
 
         values, state, info, moved = iterate(
-            make_form,
+            learning.make_form,
             values,
             state,
             devices=devices,
@@ -211,20 +185,31 @@ class BilinearPrograms:
             trace_length=CHUNK,
             tol=self._tol,
             learn=learn if space.size else None,
-            log_prior=log_prior,
+            log_prior=learning.log_prior,
             may_end=is_learning,
         )
-        return values, state, StepInfo(info, info.objective, log_prior(values), moved)
+        return values, state, StepInfo(info, info.objective, learning.log_prior(values), moved)
 
     def _draws(
-        self, data: Sequence[object], hyper: dict[str, Array], state: core.State, rng_key: Array, *, num_samples: int
+        self,
+        data: Sequence[object],
+        fitted: dict[str, Array],
+        state: core.State,
+        rng_key: Array,
+        noise: NormalNoise,
+        *,
+        num_samples: int,
     ) -> tuple[dict[str, Array], Array]:
         """Sites and the log density of sites and data, at draws one after the other."""
         reading = self._reading
-        form = reading.form(hyper, data)
+        form_fitted = reading.form(fitted, data)
 
         def one(key: Array) -> tuple[dict[str, Array], Array]:
             row_key, column_key = jax.random.split(key)
+            hyper, form = fitted, form_fitted
+            if noise.names:
+                hyper = draw_noise(noise, fitted, jax.random.fold_in(key, 4))
+                form = reading.form(hyper, data)
             u, v = draw_side(state.rows, form.rows, row_key), draw_side(state.columns, form.columns, column_key)
             log_prior, given, z, shares = reading.log_prior(hyper, data), hyper, None, None
             if state.common is not None and form.common is not None:
@@ -239,6 +224,31 @@ class BilinearPrograms:
 
         return lax.map(one, jax.random.split(rng_key, num_samples))
 
+    def _scores(
+        self,
+        data: Sequence[object],
+        hyper: dict[str, Array],
+        noise: NormalNoise,
+        rows: SideBlock,
+        columns: SideBlock,
+        rng_key: Array,
+        *,
+        num_samples: int,
+    ) -> Array:
+        """Log predictive density of each cell, averaged over draws of noise and of the vectors of one side.
+
+        :param rows: with what is common to all cells.
+        """
+
+        def add(total: Array, key: Array) -> tuple[Array, None]:
+            own_key, noise_key = jax.random.split(key)
+            form = absorb_common(self._reading.form(draw_noise(noise, hyper, noise_key), data), "rows")
+            return jnp.logaddexp(total, log_predictive_counts(form, rows, columns, own_key, num_samples=1)), None
+
+        start = jnp.full_like(self._reading.form(hyper, data).offset, -jnp.inf)
+        total, _ = lax.scan(add, start, jax.random.split(rng_key, num_samples))
+        return total - jnp.log(num_samples)
+
     def _margin(self, data: Sequence[object], hyper: dict[str, Array], state: core.State) -> Array:
         return core.spectral_margin(self._reading.form(hyper, data), state)
 
@@ -249,12 +259,49 @@ class BilinearPrograms:
         held: SideBlock,
         common: Block | None,
         rng_key: Array,
+        noise: NormalNoise,
+        *,
+        side: Literal["rows", "columns"],
+        num_steps: int,
+    ) -> tuple[core.State, FoldInfo, dict[str, Array]]:
+        """The optimum of the vectors of one side, and of noise that is theirs, while the others are held."""
+
+        def vectors(hyper: dict[str, Array]) -> tuple[core.State, FoldInfo]:
+            form = self._reading.form(hyper, data)
+            return self._fold_vectors(form, held, common, rng_key, side=side, num_steps=num_steps)
+
+        if not noise.names:
+            return *vectors(hyper), hyper
+
+        def proceed(carry: tuple[dict[str, Array], Array, Array]) -> Array:
+            _, change, count = carry
+            return (count < num_steps) & (change > tol)
+
+        def advance(carry: tuple[dict[str, Array], Array, Array]) -> tuple[dict[str, Array], Array, Array]:
+            hyper, _, count = carry
+            state, _ = vectors(hyper)
+            bound = self.devices.bound_of_form(self._prepare_at(data, hyper), state)
+            new = best_noise(noise, hyper, lambda hyper: bound(self._prepare_at(data, hyper)))
+            changes = [jnp.max(jnp.abs(jnp.log(new[name] / hyper[name])), initial=0.0) for name in noise.names]
+            return new, jnp.max(jnp.stack(changes)), count + 1
+
+        infinite = jnp.asarray(jnp.inf, self._reading.form(hyper, data).offset.dtype)
+        tol = max(1e-8, 100 * float(jnp.finfo(infinite.dtype).eps))
+        hyper, change, _ = lax.while_loop(proceed, advance, (hyper, infinite, jnp.asarray(0)))
+        state, info = vectors(hyper)
+        return state, info._replace(converged=info.converged & (change <= tol)), hyper
+
+    def _fold_vectors(
+        self,
+        form: Bilinear,
+        held: SideBlock,
+        common: Block | None,
+        rng_key: Array,
         *,
         side: Literal["rows", "columns"],
         num_steps: int,
     ) -> tuple[core.State, FoldInfo]:
-        """The optimum of the vectors of one side, which is unique, while the others are held."""
-        form = self._reading.form(hyper, data)
+        """The optimum of the vectors of one side, which is unique, while all else is held."""
         start = core.init(form, rng_key, *self.families)
         is_rows = side == "rows"
         if self.closed is not None:
@@ -292,6 +339,21 @@ class BilinearPrograms:
         sizes = (jnp.ones_like(step_sizes(b)) for b in (rows, columns))
         state = core.State(rows, columns, next(sizes), next(sizes), jnp.sum(values), jnp.asarray(0))
         return state, FoldInfo(change < limit, values)
+
+
+def noise_of(reading: BilinearReading, space: UnconstrainedSpace, programs: BilinearPrograms) -> NormalNoise:
+    """Sites of noise variances that are integrated over; other free sites are points.
+
+    :raises ModelStructureError: if other sites with gamma priors have too many elements to be points.
+    """
+    found, refusals = find_normal_noise(
+        reading, lambda hyper: programs.form(reading.data, dict(hyper)), space.names, space.fixed
+    )
+    try:
+        check_hyper(reading, reading.sites, True, held={*space.fixed, *found.names})
+    except ModelStructureError as refusal:
+        raise refusals.get(refusal.site or "", refusal) from None
+    return found
 
 
 def parts(state: core.State) -> Parts:

@@ -192,9 +192,9 @@ class BilinearForms(ModelReading):
         """Other hyperparameters on which the prior of a hyperparameter depends."""
         return [n for n in self._hyper_behind([self._trace.factors[name].log_prob]) if n != name]
 
-    def log_prior_of(self, name: str, hyper: Mapping[str, Array]) -> Array:
+    def log_prior_of(self, name: str, hyper: Mapping[str, Array], data: Sequence[object] | None = None) -> Array:
         """Log prior density of one hyperparameter given those before it, in the constrained space."""
-        return self._sum_factors([name], self._env(hyper, None))
+        return self._sum_factors([name], self._env(hyper, data))
 
     def site_start(self, name: str) -> int:
         """Number of the first unknown of a field site."""

@@ -65,6 +65,7 @@ def read_bilinear(
     takes_common: Callable[[Potential], bool] | None = None,
     given: Collection[str] = (),
     takes_pairs: bool = False,
+    integrates: Collection[str] = (),
     **options: Unpack[ReadOptions],
 ) -> BilinearReading:
     """Read a model as bilinear: the predictors of its observations are affine in each of two Gaussian blocks.
@@ -89,6 +90,8 @@ def read_bilinear(
         the form of their own, if all cells have the same coefficients; by default they are hyperparameters.
     :param given: sites that are given values, and are no unknowns.
     :param bool takes_pairs: whether an observation may be :class:`~numpyro_ext.distributions.CensoredPairs`.
+    :param integrates: families of which hyperparameters may have any number of elements: the engine integrates over
+        them, or refuses them itself.
     :param options: ``field`` (the sites of both blocks), ``init_values``, ``rng_key`` and ``check``: see
         :func:`~numpyro_ext.structure.read_first`.
     :return: the reading.
@@ -119,7 +122,7 @@ def read_bilinear(
         takes_common=takes_common,
         given=given,
     )
-    form = BILINEAR._replace(reading=reading)
+    form = BILINEAR._replace(reading=reading, integrates=integrates)
     try:
         return read_first([form], model, args, kwargs, **options)
     except HasCensoredPairs as found:

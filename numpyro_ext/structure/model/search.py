@@ -143,6 +143,9 @@ class Form(NamedTuple, Generic[_Reading_co]):
     as a coefficient, and not as a scale. See :func:`~numpyro_ext.structure.model.joining.joined_field`."""
     max_hyper_size: int = MAX_HYPER_SIZE
     """Elements that a hyperparameter with a prior may have."""
+    integrates: Collection[str] = ()
+    """Families of which hyperparameters may have any number of elements, as an engine may integrate over them: it
+    refuses the others by :func:`~numpyro_ext.structure.model.field_checks.check_hyper`."""
 
     def without_joining(self) -> Form[_Reading_co]:
         """The form without the sites that would join."""
@@ -245,6 +248,7 @@ def _read(
     held: frozenset[str],
 ) -> _Reading_co:
     sites = mark_candidates(inspected, form.is_candidate)
+    held |= {n for n, s in sites.items() if s.family in form.integrates}
     may_join = {n for n, s in mark_candidates(inspected, form.joins).items() if s.is_candidate and n not in given}
 
     def attempt(names: frozenset[str]) -> _Reading_co:

@@ -174,7 +174,7 @@ class BatchRun:
             unlisted = engine.unlisted_cells
             reading = read_like(self._reading, args, kwargs, key, unlisted_cells=unlisted, with_censored=True)
         else:
-            reading, self._space, _ = engine._prepare(key, args, kwargs)
+            reading, self._space, *_ = engine._prepare(key, args, kwargs)
             self._reading = reading
             self.call.check_reading(reading, self._space)
         space = self._space

@@ -13,6 +13,8 @@ import numpy as np
 from jax import Array
 
 from ....structure.bilinear.factors import Unlisted
+from ....structure.bilinear.noisy.normal import NormalNoise
+from ....structure.bilinear.noisy.priors import GAMMA_FAMILIES
 from ....structure.bilinear.read import read_bilinear
 from ....structure.bilinear.reading import BilinearReading
 from ...front.files.checkpoints import read_checkpoint, write_checkpoint
@@ -36,7 +38,7 @@ from ..algorithms.selection import SelectionRule
 from ..answers import BilinearAnswers
 from ..closed import MAX_CELLS, ClosedChoice, Solver, Zeros, check_together, has_closed_rule
 from ..marginals.pairs import state_at
-from ..programs import CHUNK, BilinearPrograms, bilinear_programs, explain, parts, with_parts
+from ..programs import CHUNK, BilinearPrograms, bilinear_programs, explain, noise_of, parts, with_parts
 from ..runs.run import BilinearRun
 from ..sampling import Scheme, fit_sampled
 from .families import Covariance, check_coupled, check_points, named_by_component, side_families
@@ -62,7 +64,10 @@ class BilinearVG(BilinearAnswers):
     ``covariance`` chooses the family of each side. Gaussians on both sides make ``log_evidence`` a lower bound; points
     on both are the maximum a posteriori, and points on one side EM, whose objective, a log density at the points, is
     reported but is no bound. Hyperparameters (scales, an intercept, hierarchical means) are learned by raising the
-    objective plus their log prior; a scale that goes to zero prunes its components.
+    objective plus their log prior; a scale that goes to zero prunes its components. Noise variances of Normal
+    observations with inverse gamma priors, or precisions with gamma priors, are no hyperparameters: one of each row,
+    column or other group of cells, whose products are the variances of cells, have inverse gamma (or gamma) posteriors
+    in :attr:`posterior`, by variational Bayes (Houlsby 2014, section 7.4.1).
 
     The objective has several maxima: ``num_restarts`` runs from further random starts keep the best, and
     ``diagnostics.messages`` says between which objectives they ended, or that there was one start by default. (Single
@@ -215,7 +220,7 @@ class BilinearVG(BilinearAnswers):
         :raises ValueError: if there is no such site, or shapes or values do not fit.
         """
         key = jax.random.key(0)
-        reading, space, programs = self._prepare(key, args, kwargs)
+        reading, space, programs, _ = self._prepare(key, args, kwargs)
         first = self._first_values(reading, space)
         hyper = space.unpack(first)
         form = programs.form(reading.data, hyper)
@@ -230,7 +235,7 @@ class BilinearVG(BilinearAnswers):
         init_state: EngineState | None,
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> BilinearRun:
-        reading, space, programs = self._prepare(rng_key, args, kwargs)
+        reading, space, programs, noise = self._prepare(rng_key, args, kwargs)
         check_points(reading, space, self._families(reading))
         digest = data_digest(reading.written_data, space.fixed, reading.key)
         if self.zeros == "sampled":
@@ -271,7 +276,7 @@ class BilinearVG(BilinearAnswers):
             for number in range(1 + num_restarts):
                 key = jax.random.fold_in(rng_key, number)
                 starts.append((values, programs.init_state(reading.data, space.unpack(values), key), 0))
-        tol, first_arguments = self._tolerance(), programs.prepare(reading.data, space.fixed, starts[0][0])
+        tol, first_arguments = self._tolerance(), programs.prepare(reading.data, space.fixed, starts[0][0], noise)
         problem = Iterations(
             solve=lambda *arguments: programs.solve(*first_arguments, *arguments),
             space=space,
@@ -302,7 +307,7 @@ class BilinearVG(BilinearAnswers):
         best = judge(problem, best, info, rng_key)
         diagnostics = best.diagnostics._replace(messages=(*best.diagnostics.messages, *notes))
         best = best._replace(diagnostics=diagnostics)
-        return BilinearRun(reading, space, best, rng_key, self.num_samples, programs)
+        return BilinearRun(reading, space, best, rng_key, self.num_samples, programs, noise=noise)
 
     def _options_given(self) -> dict[str, Any]:
         # The attribute of that name is where ArviZ looks for the model.
@@ -340,6 +345,7 @@ class BilinearVG(BilinearAnswers):
             takes_common=partial(has_closed_rule, bound=self.bound) if self._may_be_closed else None,
             given=tuple(self.hyper_values or {}),
             takes_pairs=self._may_be_closed,
+            integrates=GAMMA_FAMILIES,
             field=self.field,
             init_values=self._start_values,
             held=self.hyper_values,
@@ -349,12 +355,13 @@ class BilinearVG(BilinearAnswers):
 
     def _prepare(
         self, rng_key: Array, args: tuple[object, ...], kwargs: Mapping[str, object], **options: bool
-    ) -> tuple[BilinearReading, UnconstrainedSpace, BilinearPrograms]:
+    ) -> tuple[BilinearReading, UnconstrainedSpace, BilinearPrograms, NormalNoise]:
         reading = self._read(rng_key, args, kwargs, **options)
         # Common sites are no hyperparameters: zero stands for what the form does not ask for.
         common = {n: np.zeros(reading.hyper[n].shape) for n in reading.common_sites}
         space = UnconstrainedSpace(reading.hyper, {**(self.hyper_values or {}), **common})
-        return reading, space, self._programs(reading, space)
+        programs = self._programs(reading, space)
+        return reading, space, programs, noise_of(reading, space, programs)
 
     @property
     def _may_be_closed(self) -> bool:
@@ -393,6 +400,6 @@ class BilinearVG(BilinearAnswers):
     def _restore(
         self, content: dict[str, object], rng_key: Array, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> BilinearRun:
-        reading, space, programs = self._prepare(rng_key, args, kwargs, check=False)
+        reading, space, programs, noise = self._prepare(rng_key, args, kwargs, check=False)
         result = fit_from_content(content, reading, space, programs.init_state)
-        return BilinearRun(reading, space, result, rng_key, self.num_samples, programs)
+        return BilinearRun(reading, space, result, rng_key, self.num_samples, programs, noise=noise)

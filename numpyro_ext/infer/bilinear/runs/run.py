@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NoReturn
 
@@ -15,13 +15,14 @@ from jax.typing import ArrayLike
 
 from ....structure.bilinear.factors import Unlisted
 from ....structure.bilinear.form import Bilinear, CoupledSide, Side
+from ....structure.bilinear.noisy.normal import NO_NOISE, NormalNoise, find_normal_noise
 from ....structure.bilinear.read import read_like
 from ....structure.bilinear.reading import BilinearReading
 from ...front.answers.draws import finite_draws, with_hyper
 from ...front.answers.ranking import expected_ranks
 from ...front.answers.sites import PosteriorSites, SitePosterior, missing_sites
 from ...front.columns import in_columns
-from ...front.results import Diagnostics, HyperEstimate
+from ...front.results import Diagnostics, LogEvidence
 from ...front.run import FinishedRun, hyper_estimates
 from ...front.running.progress import warn
 from ...front.state import NO_ERRORS, EngineState, Fit, data_digest
@@ -30,7 +31,10 @@ from ..algorithms import sweeps as core
 from ..algorithms.cells import Block
 from ..algorithms.incidence import SideBlock
 from ..algorithms.messages import Moments
+from ..algorithms.quadratic.normal_noise import held_terms, noise_terms
+from ..algorithms.ratings.variances import GammaMessage
 from ..marginals.common_unknowns import GaussianMarginal, absorb_common, append_common
+from ..marginals.noise import VariancePosterior
 from ..marginals.pairs import share_posteriors
 from ..marginals.places import site_places
 from ..marginals.prediction import draw_predictors, expected_means, log_predictive_counts
@@ -44,11 +48,14 @@ _WIDEST_PRODUCT = 9.0
 class BilinearRun(FinishedRun):
     """Posteriors of the vectors of both sides.
 
-    :param BilinearPrograms programs: compiled functions; all else as in :class:`FinishedRun`.
+    :param BilinearPrograms programs: compiled functions.
+    :param NormalNoise noise: variances of Normal cells that are integrated over, whose values among the hyperparameters
+        are inverse mean precisions; all else as in :class:`FinishedRun`.
     """
 
     reading: BilinearReading
     programs: BilinearPrograms
+    noise: NormalNoise = field(default=NO_NOISE, kw_only=True)
 
     @classmethod
     def ended_at(
@@ -61,12 +68,13 @@ class BilinearRun(FinishedRun):
         diagnostics: Diagnostics,
         rng_key: Array,
         num_samples: int,
+        noise: NormalNoise = NO_NOISE,
     ) -> BilinearRun:
         """A run with nothing to learn, from the state and the bound at its end."""
         digest = data_digest(reading.written_data, space.fixed, reading.key)
         last = EngineState(jnp.zeros((0,)), state, None, diagnostics.num_steps, digest)
         fit = Fit(last, space.fixed, None, NO_ERRORS, bound, diagnostics)
-        return cls(reading, space, fit, rng_key, num_samples, programs)
+        return cls(reading, space, fit, rng_key, num_samples, programs, noise=noise)
 
     @property
     def inputs(self) -> tuple[Any, dict[str, Array], core.State]:
@@ -137,19 +145,42 @@ class BilinearRun(FinishedRun):
             start += size
         return out
 
+    @cached_property
+    def _noise_posteriors(self) -> dict[str, SitePosterior]:
+        out: dict[str, SitePosterior] = {}
+        for name, rule in self.noise.rules.items():
+            is_precision, value = name in self.noise.precisions, jnp.ravel(self.fit.hyper[name])
+            gamma = GammaMessage(rule.shape, rule.shape / value if is_precision else rule.shape * value)
+            out[name] = VariancePosterior(name, tuple(self.reading.hyper[name].shape), gamma, is_precision)
+        return out
+
     @property
     def hyper_posterior(self) -> Mapping[str, SitePosterior]:
-        return {n: found for n, found in super().hyper_posterior.items() if n not in self.reading.common_sites}
+        found = {**super().hyper_posterior, **self._noise_posteriors}
+        return {n: posterior for n, posterior in found.items() if n not in self.reading.common_sites}
 
     @cached_property
-    def hyper(self) -> dict[str, HyperEstimate]:
-        found = hyper_estimates(self.space, self.fit)
+    def hyper(self) -> dict[str, Any]:
+        """Value and standard error of each hyperparameter, and the posterior of noise that is integrated over."""
+        found: dict[str, Any] = {**hyper_estimates(self.space, self.fit), **self._noise_posteriors}
         return {n: estimate for n, estimate in found.items() if n not in self.reading.common_sites}
+
+    @property
+    def points(self) -> tuple[str, ...]:
+        return tuple(n for n in super().points if n not in self.noise.names)
+
+    @property
+    def log_evidence(self) -> LogEvidence:
+        found = super().log_evidence
+        is_optimum = any(n not in self.noise.names for n in self.space.names)
+        return LogEvidence(
+            float(found), found.is_lower_bound, "optimum" if is_optimum else "none", flat_sites=self.flat_sites
+        )
 
     def draw(self, rng_key: Array, num_samples: int | None = None) -> tuple[dict[str, Array], Array]:
         """Draws of all sites but the observed ones, and the log density of each."""
         number = self.num_samples if num_samples is None else num_samples
-        sites, log_density = finite_draws(self.programs.draws(*self.inputs, rng_key, num_samples=number))
+        sites, log_density = finite_draws(self.programs.draws(*self.inputs, rng_key, self.noise, num_samples=number))
         return with_hyper(sites, self.fit.hyper, self.reading.observed_names, number), log_density
 
     @property
@@ -192,9 +223,12 @@ class BilinearRun(FinishedRun):
             self.reading, args, kwargs, self.rng_key, is_held_out=is_held_out, needs_observations=needs_observations
         )
         check_sizes(self.reading, reading, (0, 1), "Use fold_in for rows or columns that were not fitted.")
-        form = self.programs.like(reading, self.space).form(reading.data, self.fit.hyper)
+        form = self._form_of(reading, self.fit.hyper)
         self._check_priors((form.rows, form.columns), (0, 1))
         return reading, absorb_common(form, side_of_common)
+
+    def _form_of(self, reading: BilinearReading, hyper: dict[str, Array]) -> Bilinear:
+        return self.programs.like(reading, self.space).form(reading.data, hyper)
 
     def _refuse_censored(self, reason: str) -> None:
         """Refuse what is not known where pairs are censored."""
@@ -244,7 +278,10 @@ class BilinearRun(FinishedRun):
 
         def score(reading: BilinearReading, form: Bilinear) -> Array:
             key = jax.random.fold_in(self.rng_key, 2)
-            return log_predictive_counts(form, *self.cell_blocks(), key, num_samples=num_samples)
+            if not self.noise.names:
+                return log_predictive_counts(form, *self.cell_blocks(), key, num_samples=num_samples)
+            programs, given = self.programs.like(reading, self.space), (self.noise, *self.cell_blocks(), key)
+            return programs.scores(reading.data, self.fit.hyper, *given, num_samples=num_samples)
 
         return self._scores(score, args, kwargs)
 
@@ -343,21 +380,41 @@ class BilinearRun(FinishedRun):
                 "be told from their own cells alone: fit all of them together. For new vectors of the other side say "
                 f"side={'columns' if other else 'rows'!r}."
             )
-        reading = read_like(self.reading, args, kwargs, self.rng_key, unlisted_cells=unlisted_cells)
+        own = [n for n in self.noise.names if self._is_noise_of(n, 1 - other)]
+        reading = read_like(self.reading, args, kwargs, self.rng_key, unlisted_cells=unlisted_cells, has_sizes=not own)
         check_sizes(self.reading, reading, (other,), "That side is held and must be the same.")
-        space = UnconstrainedSpace(reading.hyper, self.fit.hyper)
-        programs = self.programs.like(reading, space)
-        self._check_priors(programs.priors(reading.data, self.fit.hyper), (other,))
-        held = self.blocks[other]
-        state, info = programs.fold(
-            reading.data, self.fit.hyper, held, self.common, rng_key, side=side, num_steps=_FOLD_STEPS
-        )
+        hyper = {n: reading.hyper[n].init if n in own else value for n, value in self.fit.hyper.items()}
+        programs = self.programs.like(reading, UnconstrainedSpace(reading.hyper, hyper))
+        new = self._noise_on(reading, programs, hyper)
+        self._check_priors(programs.priors(reading.data, hyper), (other,))
+        given = self.blocks[other], self.common, rng_key, new.of(own)
+        state, info, hyper = programs.fold(reading.data, hyper, *given, side=side, num_steps=_FOLD_STEPS)
         messages = () if bool(info.converged) else (f"The new {side} did not converge in {_FOLD_STEPS} steps.",)
         if messages:
             warn(messages[0])
-        bound = float(jnp.sum(info.objective))
+        held = [n for n in self.noise.names if n not in own]
+        terms = noise_terms(new.of(own), hyper, reading.log_prior_of) + held_terms(self.noise, new.of(held))
+        bound = float(jnp.sum(info.objective) + terms)
         diagnostics = Diagnostics(bool(info.converged), 0, np.array([bound]), 0.0, 0, {}, None, messages)
-        return BilinearRun.ended_at(reading, space, programs, state, bound, diagnostics, rng_key, self.num_samples)
+        space, noise = UnconstrainedSpace(reading.hyper, hyper), self.noise.updated(new.of(own))
+        return BilinearRun.ended_at(
+            reading, space, programs, state, bound, diagnostics, rng_key, self.num_samples, noise
+        )
+
+    def _noise_on(self, reading: BilinearReading, programs: BilinearPrograms, hyper: dict[str, Array]) -> NormalNoise:
+        """The noise of this fit in the cells of another reading."""
+        fixed = {n: value for n, value in hyper.items() if n not in self.noise.names}
+        found, refusals = find_normal_noise(
+            reading, lambda at: programs.form(reading.data, dict(at)), self.noise.names, fixed
+        )
+        for refusal in refusals.values():
+            raise refusal
+        return found
+
+    def _is_noise_of(self, name: str, side: int) -> bool:
+        """True if the vectors of a side have noise of their own: if both are in the same plate."""
+        plates = {plate for site in self.reading.sides[side] for plate, _ in self.reading.sites[site].plates}
+        return any(plate in plates for plate, _ in self.reading.sites[name].plates)
 
 
 def check_sizes(old: BilinearReading, new: BilinearReading, sides: tuple[int, ...], advice: str) -> None:

@@ -10,22 +10,19 @@ different amounts, and what was found is compared with the form at another rando
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ....compilation.quick_jit import quick_jit
 from ....potentials.families.ordinal import CumulativeProbitPotential
-from ...errors import ModelStructureError
-from ..form import Bilinear, GaussianSide
+from ..form import GaussianSide
 from ..reading import BilinearReading
 from .form import Cuts, NoiseSites, NoisyBilinear, Scale, SideHyper
+from .priors import FormAt, PriorSearch
 
-_TOLERANCE = {64: 1e-8, 32: 2e-3}
 _SPREAD = 0.3
 
 
@@ -36,9 +33,6 @@ class _Seen(NamedTuple):
     thresholds: np.ndarray
     means: tuple[np.ndarray, np.ndarray]
     variances: tuple[np.ndarray, np.ndarray]
-
-
-FormAt = Callable[[Mapping[str, Any]], Bilinear]
 
 
 def find_noise(
@@ -58,17 +52,12 @@ def find_noise(
     return _Search(reading, form_at, free, fixed).found()
 
 
-class _Search:
+class _Search(PriorSearch):
     def __init__(
         self, reading: BilinearReading, form_at: FormAt, free: tuple[str, ...], fixed: Mapping[str, object]
     ) -> None:
-        self.reading, self.form_at, self.free = reading, form_at, free
-        start = {**reading.initial_hyper(), **fixed}
-        self.start = {n: np.asarray(v, float) if n in free else v for n, v in start.items()}
-        self.rng = np.random.default_rng(0)
-        self.slopes: dict[str, Callable[..., Array]] = {}
-        form = form_at(start)
-        self.tolerance = _TOLERANCE[jnp.finfo(form.offset.dtype).bits]
+        super().__init__(reading, form_at, free, fixed)
+        form = self.form
         if not isinstance(form.potential, CumulativeProbitPotential):
             raise self.refusal(
                 free[0],
@@ -82,14 +71,11 @@ class _Search:
             raise self.refusal(free[0], "observations are scaled (handlers.scale)")
         self.label = form.potential.label
 
-    def refusal(self, name: str, reason: str) -> ModelStructureError:
-        return ModelStructureError(
-            f"latent site '{name}' ({self.reading.sites[name].family}, shape {self.reading.hyper[name].shape}) is not "
-            f"integrated over: {reason}. Noise variances with inverse gamma priors (or precisions with gamma priors) "
-            "that divide predictor and cut points of OrderedProbit by their roots are, and so are Gaussian cut points, "
-            "and means and variances of the vectors of a side.",
-            site=name,
-        )
+    taken = (
+        "Noise variances with inverse gamma priors (or precisions with gamma priors) that divide predictor and cut "
+        "points of OrderedProbit by their roots are, and so are Gaussian cut points, and means and variances of the "
+        "vectors of a side."
+    )
 
     def look(self, hyper: Mapping[str, object]) -> _Seen:
         form = self.form_at({n: jnp.asarray(v) for n, v in hyper.items()})
@@ -201,53 +187,6 @@ class _Search:
         return noisy, names
 
     # Priors
-
-    def is_gaussian(self, name: str) -> bool:
-        """True for sites of normal distributions."""
-        return self.reading.sites[name].family == "Normal"
-
-    def check_root(self, name: str) -> None:
-        """Refuse a site whose prior depends on other latent sites."""
-        latent = [n for n in self.reading.sites_behind(name) if n in self.free]
-        if latent:
-            raise self.refusal(name, f"its prior depends on {latent}")
-
-    def slope(self, name: str, value: np.ndarray, hyper: Mapping[str, object]) -> np.ndarray:
-        """Derivative of the log prior of a site in its elements, at a value of all of them."""
-        if name not in self.slopes:
-
-            def density(x: Array, values: dict[str, Array]) -> Array:
-                return self.reading.log_prior_of(name, {**values, name: x})
-
-            self.slopes[name] = quick_jit(jax.grad(density))
-        values = {n: jnp.asarray(v) for n, v in hyper.items()}
-        return np.asarray(self.slopes[name](jnp.broadcast_to(value, self.start[name].shape), values)).reshape(-1)
-
-    def gamma_prior(self, name: str) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Shape and rate of the prior of each precision, and whether the site is these precisions.
-
-        They are read from the derivative of the log density in the log of the site, and compared at a third point.
-        """
-        family = self.reading.sites[name].family
-        if family not in ("InverseGamma", "Gamma"):
-            raise self.refusal(name, f"its prior is {family}")
-        self.check_root(name)
-        at_one, at_two, at_five = (x * self.slope(name, np.asarray(x), self.start) for x in (1.0, 2.0, 5.0))
-        if family == "Gamma":
-            rate = at_one - at_two
-            shape, third = at_one + 1.0 + rate, at_one - 4.0 * rate
-        else:
-            rate = 2.0 * (at_one - at_two)
-            shape, third = rate - at_one - 1.0, at_one - 0.8 * rate
-        if not np.allclose(third, at_five, rtol=100 * self.tolerance, atol=100 * self.tolerance):
-            raise self.refusal(name, "its density is none of independent gamma precisions")
-        return shape, rate, family == "Gamma"
-
-    def normal_prior(self, name: str, hyper: Mapping[str, Array]) -> tuple[np.ndarray, np.ndarray]:
-        """Means and variances of independent Gaussian elements given the other sites."""
-        at_zero, at_one = (self.slope(name, np.asarray(x), hyper) for x in (0.0, 1.0))
-        precision = at_zero - at_one
-        return at_zero / precision, 1.0 / precision
 
     def prior_of_cuts(
         self, name: str, element: np.ndarray, parents: list[str], start: dict[str, Any]

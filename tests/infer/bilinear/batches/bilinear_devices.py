@@ -14,7 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_ext.infer import BilinearVG
-from numpyro_ext.models import paired_symbols, poisson_factorization
+from numpyro_ext.models import gaussian_factorization, paired_symbols, poisson_factorization
 from tests.processes import joined
 
 NUM_ROWS, NUM_COLUMNS, RANK = 14, 6, 2
@@ -85,7 +85,8 @@ def closed_fits(devices):
         )
         engine.run(jax.random.key(0), *args, **(model_options or {}))
         out[f"{name} trace"] = engine.diagnostics.objective_trace
-        out.update({f"{name} {site}": np.asarray(engine.posterior[site].mean) for site in sites})
+        found = {site: (engine.hyper if site in engine.hyper else engine.posterior)[site] for site in sites}
+        out.update({f"{name} {site}": np.asarray(one.mean) for site, one in found.items()})
 
     x, logistic = (counts > 2).astype(int), {"bound": "jaakkola", "sites": ("w", "z", "level")}
     keep("grid", ones, rows, columns, x, **logistic)
@@ -99,6 +100,9 @@ def closed_fits(devices):
         found = {**logistic, "unlisted_cells": "zero", "zeros": zeros}
         keep(zeros, ones, rows[is_one], columns[is_one], x[is_one], **found)
     keep("values", values, rows, columns, np.log1p(counts), sites=("w", "z", "bias"))
+    sizes = {"num_rows": NUM_ROWS, "num_cols": NUM_COLUMNS, "rank": RANK, "heteroscedastic": True}
+    noisy = {"sites": ("u", "v", "row_noise", "column_noise"), "model_options": sizes}
+    keep("noise", gaussian_factorization, rows, columns, np.log1p(counts), **noisy)
     sizes = {"num_users": NUM_ROWS, "num_items": NUM_COLUMNS, "rank": RANK, "num_censored": 50.0}
     pairs = np.stack([rows, columns, 1 + counts % 3], axis=1)
     for selection in ("learned", "constant"):
