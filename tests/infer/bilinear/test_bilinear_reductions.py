@@ -180,7 +180,7 @@ def test_zeros_are_pairs_of_uniform_selection():
         own = 0.0 if views.censored is None else views.censored.bound(state.selected)
         best = quadratic.with_tangents(views, state, options)
         moved = [quadratic.update_side(form, state, best, side, options) for side in ("rows", "columns")]
-        return quadratic.bound_of(form, state, views, options) - own, (moved[0].rows, moved[1].columns)
+        return quadratic.bound_of(form, state, views, options) - own, (moved[0][0].rows, moved[1][0].columns)
 
     plain = state._replace(selected=None)
     bound, moved = bound_and_update(pairs, state)

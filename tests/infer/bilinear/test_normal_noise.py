@@ -170,6 +170,7 @@ def test_draws_have_the_density_of_the_model(kind):
     assert abs(np.mean(gaps) - float(engine.log_evidence)) < 4.0 * error < 2.0
 
 
+@pytest.mark.thorough
 def test_predictive_density_averages_over_the_noise():
     engine, (rows, cols, _) = fitted("variances"), cells()
     draws = engine.get_samples(seed=6, num_samples=40_000)
@@ -195,6 +196,8 @@ def test_folded_rows_are_those_of_the_fit():
         np.testing.assert_allclose(folded.hyper[name].sd, engine.hyper[name].sd, rtol=1e-4)
 
 
+@pytest.mark.thorough
+@pytest.mark.float32
 def test_many_rows_of_the_library_model(tmp_path, capsys):
     rows, cols, values = cells(400, 12)
     sizes = {"num_rows": 400, "num_cols": 12, "rank": RANK, "heteroscedastic": True}

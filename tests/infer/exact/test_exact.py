@@ -528,6 +528,45 @@ def test_acceptance_of_proposals_is_the_overlap(groups, capsys):
 
 
 @pytest.mark.thorough
+def test_chains_of_proposals_go_on_as_if_they_had_not_stopped(groups):
+    """Two halves are the whole, the average is of what follows the warm-up, and chains are alike in any order."""
+
+    def run(num_samples, method="sequential", state=None):
+        lengths = {"num_warmup": 30, "num_samples": num_samples, "num_chains": 2}
+        mcmc = MCMC(IndependenceMetropolis(groups), **lengths, chain_method=method, progress_bar=False)
+        if state is not None:
+            mcmc.post_warmup_state = state
+        key = random.key(3) if state is None else state.rng_key
+        mcmc.run(key, COUNTS, extra_fields=("accept_prob",))
+        return mcmc, {name: np.asarray(x) for name, x in mcmc.get_samples(group_by_chain=True).items()}
+
+    whole, draws = run(80)
+    half, first = run(40)
+    assert np.all(half.last_state.i == 70)
+    rest, second = run(40, state=half.last_state)
+    for name in draws:
+        np.testing.assert_allclose(np.concatenate([first[name], second[name]], axis=1), draws[name], rtol=1e-12)
+    np.testing.assert_allclose(rest.last_state.mean_accept_prob, whole.last_state.mean_accept_prob, rtol=1e-12)
+    accepted = whole.get_extra_fields(group_by_chain=True)["accept_prob"]
+    np.testing.assert_allclose(whole.last_state.mean_accept_prob, accepted.mean(1), rtol=1e-12)
+    beside, together = run(80, method="vectorized")
+    for name in draws:
+        np.testing.assert_allclose(together[name], draws[name], rtol=1e-9)
+    assert not np.allclose(draws["rate"][0], draws["rate"][1])
+
+
+@pytest.mark.thorough
+def test_acceptance_is_the_overlap_where_this_is_low():
+    """One count far above all others, with which the normal density of the scale is not near."""
+    engine = fitted(intercepts, np.array([0, 0, 30, 0, 0, 0]))
+    mcmc = MCMC(IndependenceMetropolis(engine), num_warmup=0, num_samples=20_000, progress_bar=False)
+    mcmc.run(random.key(2), np.array([0, 0, 30, 0, 0, 0]))
+    found = engine.overlap(random.key(6), num_draws=10_000)
+    np.testing.assert_allclose(found.share, mcmc.last_state.mean_accept_prob, atol=0.03)
+    assert found.share < 0.9
+
+
+@pytest.mark.thorough
 def test_what_was_said_of_the_modes_of_a_fit_stays_with_its_chains():
     """With the other sign of the slope the density is the same, and no chain goes there."""
 

@@ -83,7 +83,7 @@ def divided(cells, edges, axis=0):
 def visit_and_sweep(engine, args, kwargs, *, num=3):
     """Visits of one batch that is all rows, and sweeps, from the same state."""
     key = random.key(2)
-    reading, space, programs = engine._prepare(key, args, kwargs)
+    reading, space, programs, _ = engine._prepare(key, args, kwargs)
     form = programs.form(reading.data, space.fixed)
     state = programs.init_state(reading.data, space.fixed, key)
     options = programs.closed._replace(kind="tiles")
