@@ -26,6 +26,8 @@ _MIN_STEP_SIZE = 1.0 / 64.0
 """Fraction of the way after six halvings: what does not settle then is not for want of damping."""
 _SLOW_DECREASE = 0.8
 """Ratio of successive changes, ten sweeps to a digit, from which turning back costs more than damping."""
+_OF_ROUNDING = 0.45
+"""Power of the rounding unit below which moves to and fro may be rounding: shorter steps make it a larger part."""
 _RECOVERY_OF_STEP = 1.25
 """Growth of the step size in a sweep that goes on in the direction of the last: three of them undo a halving."""
 
@@ -164,8 +166,9 @@ def _propose(
 
 def _adapted(state: State, size: Array, damping: float, move: Array, max_change: Array) -> Array:
     """Step size after a move: a sweep that turns back on the one before has overshot, which calls for damping unless
-    the turns die out."""
+    the turns die out, or are rounding."""
     along = jnp.sum(move * state.last_move)
     overshoots = (along < 0) & (max_change > _SLOW_DECREASE * state.max_change)
+    overshoots &= max_change > float(jnp.finfo(move.dtype).eps) ** _OF_ROUNDING
     longer = jnp.minimum(_RECOVERY_OF_STEP * size, 1.0 - damping)
     return jnp.where(overshoots, 0.5 * size, jnp.where(along > 0, longer, size))
